@@ -11,20 +11,20 @@ import tempfile
 import time
 
 from virtio_rdma.common import CACHE, die_with_parent, say
+from virtio_rdma.guests import tsc
 from virtio_rdma.guests.guest import KUNIT, Guest
 
 
 @dataclasses.dataclass
 class Machine:
     """What of QEMU's command line is an architecture's own: the program, its machine, the processor that it
-    emulates, the kernel's console, and options for the kernel, always and if the processor is emulated."""
+    emulates, the kernel's console, and options for the kernel."""
 
     program: str
     machine: str
     processor: str
     console: str
     append: str = ""
-    append_emulated: str = ""
 
 
 # By architecture (Guest.architecture).
@@ -34,15 +34,11 @@ class Machine:
 # hpet=off: with an HPET, one boot in 60 hangs for ever on a busy host with Linux 7.2. Until the kernel has chosen a
 # clock, watchdog_wait_seq() (kernel/time/clocksource.c) measures its time-out in jiffies, with interrupts off on the
 # processor that counts them. If the other processor already stands still for stop_machine(), with which
-# clocksource_done_booting() makes that choice, both wait for each other. Without an HPET, there is nothing to compare
-# the TSC with before that choice (watchdog_check_freq()), and the ACPI timer afterwards. tsc=nowatchdog is no way out:
-# on a busy host the kernel may take the TSC for ten times as slow as it is, which only this watchdog notices.
-# no_timer_check: a kernel whose first ticks are late, as on a busy host, panics because its timer does not work
-# (timer_irq_works()). Under KVM it does not look.
+# clocksource_done_booting() makes that choice, both wait for each other.
 # pauth-impdef: QEMU signs pointers with a hash of its own in place of the architecture's cipher, whose emulation is
 # slow (QEMU's documentation of Arm CPU features).
 MACHINES = {
-    "amd64": Machine("qemu-system-x86_64", "q35,hpet=off", "max", "ttyS0", "no5lvl", "no_timer_check"),
+    "amd64": Machine("qemu-system-x86_64", "q35,hpet=off", "max", "ttyS0", "no5lvl"),
     "arm64": Machine("qemu-system-aarch64", "virt,gic-version=3", "max,pauth-impdef=on", "ttyAMA0"),
 }
 
@@ -150,8 +146,8 @@ class QemuGuest(Guest):
         kernel's console, and QMP."""
         options = self.options
         machine = MACHINES[self.architecture]
-        if is_emulated(options, machine):
-            append = f"{machine.append_emulated} {append}"
+        if self.architecture == "amd64" and is_emulated(options, machine):
+            append = f"{emulated_timers()} {append}"
         return [
             machine.program, "-nodefaults", "-no-user-config", "-display", "none",
             "-machine", f"{machine.machine},memory-backend=ram", *accelerator(options, machine),
@@ -206,6 +202,18 @@ def kernel(options):
     if os.path.exists(stock):
         return ["-kernel", stock, "-initrd", os.path.join(options.kernel_dir, "initrd")]
     return ["-kernel", os.path.join(options.kernel_dir, "arch/x86/boot/bzImage")]
+
+
+def emulated_timers():
+    """Returns the options of an emulated x86 guest's kernel for its timers. Its TSC is this machine's.
+    no_timer_check: a kernel whose first ticks are late, as on a busy host, panics because its timer does not work
+    (timer_irq_works()). Under KVM it does not look.
+    tsc_early_khz: a kernel that measures the TSC's frequency on a busy host can be wrong by a factor of ten.
+    tsc=nowatchdog: Linux 7.2 compares the TSC with the ACPI timer, over less than 1 ms when the comparison before was
+    late (clocksource_watchdog()). It takes a delay of the host for an error of the TSC, and goes by the ACPI timer from
+    then on. That timer wraps every 4.7 s, and time is lost when the guest does not read it for half as long."""
+    khz = tsc.frequency_khz()
+    return "no_timer_check" + (f" tsc_early_khz={khz} tsc=nowatchdog" if khz else "")
 
 
 def accelerator(options, machine):
