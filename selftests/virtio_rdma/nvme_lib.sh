@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Sourced after block_lib.sh: the two ends of NVMe over Fabrics. ADDRESS is the
-# target's, QUEUES how many I/O queues the host has.
+# target's, QUEUES how many I/O queues the host has, KEEP_ALIVE after how many
+# seconds without a word from the host the target lets go of it (5 if not set).
 
 NQN=nqn.2026-01.test:virtio-rdma
 CONFIG=/sys/kernel/config/nvmet
@@ -86,8 +87,9 @@ disk()
 
 connect()
 {
-	printf 'transport=rdma,traddr=%s,trsvcid=4420,nqn=%s,nr_io_queues=%d,queue_size=32,reconnect_delay=2' \
-		"$ADDRESS" $NQN "$QUEUES" >/dev/nvme-fabrics && wait_for disk >/dev/null
+	printf 'transport=rdma,traddr=%s,trsvcid=4420,nqn=%s,nr_io_queues=%d,queue_size=32,reconnect_delay=2%s' \
+		"$ADDRESS" $NQN "$QUEUES" "${KEEP_ALIVE:+,keep_alive_tmo=$KEEP_ALIVE}" >/dev/nvme-fabrics &&
+	wait_for disk >/dev/null
 }
 
 disconnect()

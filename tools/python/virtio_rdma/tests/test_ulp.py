@@ -77,7 +77,7 @@ class TestRecovery:
         ulp.run(ulp.loses_device, ulp.ends)
 
     def test_unloads(self, network, results):
-        """nvmet lets go of a device that has failed after some seconds."""
+        """nvmet lets go of a device that has failed when its keep-alive timer expires."""
         ulp = Ulp(results, network.guests, "nvme", "a driver that waits: ")
         ulp.run(ulp.unloads, ulp.ends)
 

@@ -183,7 +183,10 @@ class Ulp:
         self.do(self.host, "disconnect")
 
     def unloads(self):
-        """The target's driver is unloaded while it waits for the target to let go of a device that has failed."""
+        """The target's driver is unloaded while it waits for the target to let go of a device that has failed. nvmet
+        does that when its keep-alive timer expires: it gets a minute, or it can be done before the driver is unloaded.
+        """
+        self.env["KEEP_ALIVE"] = "60"
         self.do(self.target, "target_up")
         self.do(self.host, "store_up", name="place")
         self.do(self.host, "connect")
@@ -191,6 +194,7 @@ class Ulp:
         self.fault(self.target, "unload_waiting", name="unloads")
         self.fault(self.target, "load_driver", name="loads_again")
         self.do(self.target, "target_gone", name="target_stops")
+        self.do(self.host, "wait_for", "is_away", name="host_notices")
         self.do(self.target, "target_back", name="target_listens_again")
         self.do(self.host, "wait_for", "is_live", name="host_reconnects")
         self.do(self.host, "read_tree", name="files_read")
