@@ -29,6 +29,7 @@ bool virtio_rdma_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);
 void virtio_rdma_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
 void virtio_rdma_lockdep_assert_held(spinlock_t *lock);
 void virtio_rdma_reinit_completion(struct completion *completion);
+void virtio_rdma_synchronize_rcu_tasks(void);
 
 bool virtio_rdma_has_feature(const struct virtio_device *vdev,
 			     unsigned int fbit);

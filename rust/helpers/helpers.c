@@ -103,6 +103,11 @@ void virtio_rdma_reinit_completion(struct completion *completion)
 	reinit_completion(completion);
 }
 
+void virtio_rdma_synchronize_rcu_tasks(void)
+{
+	synchronize_rcu_tasks();
+}
+
 bool virtio_rdma_has_feature(const struct virtio_device *vdev,
 			     unsigned int fbit)
 {

@@ -42,6 +42,7 @@ use crate::{
     },
     sync::{
         new_irq_spinlock,
+        Completion,
         IrqSpinLock, //
     },
     virtio::{
@@ -51,6 +52,7 @@ use crate::{
     },
     wire, //
 };
+use core::time::Duration;
 use kernel::{
     device, fmt, new_condvar, new_mutex, new_work,
     prelude::*,
@@ -112,11 +114,13 @@ pub(crate) trait Recover: Send + Sync {
     fn released(self: Arc<Self>);
 }
 
-/// The consumers in the kernel.
+/// The PDs, and the consumers in the kernel.
 struct Consumers {
-    /// The PDs in which they have had QPs.
+    /// All PDs.
     pds: u32,
-    /// Who is told when `pds` becomes 0.
+    /// The PDs in which consumers in the kernel have had QPs.
+    with_qps: u32,
+    /// Who is told when `with_qps` becomes 0.
     waiter: Option<Arc<dyn Recover>>,
 }
 
@@ -167,6 +171,9 @@ pub(crate) struct Hca {
     recovery: IrqSpinLock<Option<Arc<dyn Recover>>>,
     #[pin]
     consumers: Mutex<Consumers>,
+    /// Completed when there is no PD any more.
+    #[pin]
+    no_pds: Completion,
     #[pin]
     wake: Work<Hca>,
     #[pin]
@@ -241,7 +248,8 @@ impl Hca {
                 quarantine <- Quarantine::new(),
                 lists <- lists,
                 recovery <- new_irq_spinlock!(None, "virtio_rdma::recovery"),
-                consumers <- new_mutex!(Consumers { pds: 0, waiter: None }),
+                consumers <- new_mutex!(Consumers { pds: 0, with_qps: 0, waiter: None }),
+                no_pds <- Completion::new(),
                 wake <- new_work!("virtio_rdma::wake"),
                 report <- new_work!("virtio_rdma::report"),
             }? Error),
@@ -553,16 +561,51 @@ impl Hca {
         self.recovery.lock().take()
     }
 
+    /// Counts a new PD. May sleep.
+    pub(crate) fn pd_came(&self) {
+        self.consumers.lock().pds += 1;
+    }
+
+    /// Follows the destruction of a PD. May sleep.
+    pub(crate) fn pd_left(&self) {
+        let mut consumers = self.consumers.lock();
+        consumers.pds -= 1;
+        if consumers.pds == 0 {
+            self.no_pds.complete();
+        }
+    }
+
+    /// Waits until all PDs are destroyed, and the RDMA core has forgotten them; false if `timeout` passed first.
+    /// Nobody may create a PD any more. Sleeps, uninterruptibly.
+    ///
+    /// A consumer in the kernel should have destroyed its PD when it has returned from the `remove` operation of its
+    /// `struct ib_client`. RDS does it in a work item (`rds_ib_dev_free()` of Linux 7.2.12).
+    #[must_use]
+    pub(crate) fn wait_for_pds(&self, timeout: Duration) -> bool {
+        let consumers = self.consumers.lock();
+        if consumers.pds == 0 {
+            return true;
+        }
+        self.no_pds.reinit();
+        drop(consumers);
+        let destroyed = self.no_pds.wait_timeout(timeout);
+        if destroyed {
+            // The RDMA core forgets a PD after it has called the driver (ib_dealloc_pd_user()).
+            crate::sync::wait_for_tasks();
+        }
+        destroyed
+    }
+
     /// Counts a PD in which a consumer in the kernel creates a QP. May sleep.
     pub(crate) fn consumer_came(&self) {
-        self.consumers.lock().pds += 1;
+        self.consumers.lock().with_qps += 1;
     }
 
     /// Follows the destruction of a PD that was counted. May sleep.
     pub(crate) fn consumer_left(&self) {
         let mut consumers = self.consumers.lock();
-        consumers.pds -= 1;
-        if consumers.pds != 0 {
+        consumers.with_qps -= 1;
+        if consumers.with_qps != 0 {
             return;
         }
         let waiter = consumers.waiter.take();
@@ -576,10 +619,10 @@ impl Hca {
     /// the last of these PDs goes. May sleep.
     pub(crate) fn is_unused(&self, waiter: Arc<dyn Recover>) -> bool {
         let mut consumers = self.consumers.lock();
-        if consumers.pds != 0 {
+        if consumers.with_qps != 0 {
             consumers.waiter = Some(waiter);
         }
-        consumers.pds == 0
+        consumers.with_qps == 0
     }
 
     /// Takes who waits for the consumers in the kernel; `None` if nobody does. May sleep.

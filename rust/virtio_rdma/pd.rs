@@ -63,6 +63,7 @@ impl ib::ProtectionDomain<Hca> for Pd {
     fn alloc(dev: &ib::Device<Hca>) -> Result<Self> {
         let windows = KBox::pin_init(new_mutex!(0), GFP_KERNEL)?;
         let reply = dev.data().execute::<cmd::CreatePd>(&Nothing)?;
+        dev.data().pd_came();
 
         Ok(Self {
             hca: dev.data().clone(),
@@ -80,6 +81,7 @@ impl ib::ProtectionDomain<Hca> for Pd {
         if self.is_consumers.load(Relaxed) {
             self.hca.consumer_left();
         }
+        self.hca.pd_left();
         Ok(())
     }
 }

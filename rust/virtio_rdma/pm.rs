@@ -66,6 +66,7 @@ use crate::{
         Reset, //
     },
 };
+use core::time::Duration;
 use kernel::{
     device, new_mutex, new_work,
     prelude::*,
@@ -88,6 +89,9 @@ use kernel::{
         WorkItem, //
     },
 };
+
+/// How long a consumer in the kernel may take to destroy its PD after the RDMA device was unregistered.
+const LATE: Duration = Duration::from_secs(30);
 
 /// How long a work item waits that did not get the lock of the device, in milliseconds.
 const LOCKED: time::Msecs = 100;
@@ -139,8 +143,17 @@ impl Active {
     }
 
     /// Unregisters the device, which destroys all of its objects. Sleeps.
-    fn end(self) -> Arc<ib::UnregisteredDevice<Hca>> {
-        self.ibdev.clone()
+    fn end(self, transport: &device::Device) -> Arc<ib::UnregisteredDevice<Hca>> {
+        let ibdev = self.ibdev.clone();
+        drop(self);
+        if !ibdev.wait_for_pds(LATE) {
+            dev_err!(
+                transport,
+                "a consumer in the kernel has a PD of an RDMA device that is gone, whose memory is never freed\n"
+            );
+            core::mem::forget(ibdev.clone());
+        }
+        ibdev
     }
 }
 
@@ -359,7 +372,7 @@ impl Service {
         }
         // Consumers that still have a PD are told that the device is removed.
         if let Some(active) = state.active.take() {
-            state.name = active.end().name().ok();
+            state.name = active.end(&self.transport).name().ok();
         }
         state.waits_since = None;
         match Active::new(&self.transport, &hca, &dma, state.name.as_deref()) {
@@ -386,7 +399,7 @@ impl Service {
         }
         // The memory that the device may touch until it is reset is freed with the RDMA device, so `_ibdev` is kept
         // until the end.
-        let _ibdev = active.map(Active::end);
+        let _ibdev = active.map(|active| active.end(&self.transport));
         let hca = self.hca.lock().clone();
         interrupt::detach(&hca, &reset());
         // The device and this own each other.

@@ -149,6 +149,14 @@ impl Completion {
     }
 }
 
+/// Waits until each task that is in the kernel has slept, or has left the kernel: a function that was about to return
+/// without sleeping has returned. A kernel without `CONFIG_TASKS_RCU` does not wait for a task that was preempted.
+/// Sleeps.
+pub(crate) fn wait_for_tasks() {
+    // SAFETY: The function may sleep, and has no other requirements.
+    unsafe { bindings::virtio_rdma_synchronize_rcu_tasks() }
+}
+
 /// Waits until a work item that was enqueued has run. Sleeps.
 pub(crate) fn flush_work<T: WorkItem<ID> + ?Sized, const ID: u64>(work: &Work<T, ID>) {
     // SAFETY: The reference says that the work item is valid and initialised.

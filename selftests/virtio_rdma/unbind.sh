@@ -4,10 +4,13 @@
 # The device taken from the driver, idle and under programs that use it: unbind
 # from the virtio bus, removal of its PCI function, and a reset of the function of
 # which the driver is not told, so that it takes the device into service again.
+# And a consumer in the kernel that destroys its PD later than it should.
 
 . "$(dirname "$0")/lib.sh"
 
 need_device
+
+LATE_PD=$DIR/kverbs/late_pd.ko
 
 unbind() { echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
 bind() { echo "$VIRTIO" >"$DRIVER/bind"; }
@@ -52,11 +55,23 @@ reset_under_traffic()
 	before && traffic_start && reset_beneath && traffic_ended && wait_for is_new && wait_for same_gids && usable
 }
 
+# late_pd: the driver waits for a PD that a consumer in the kernel destroys after it was told that the device goes.
+late_pd()
+{
+	dmesg -C && insmod "$LATE_PD" device="$DEVICE" && unbind && dmesg | grep -q 'late_pd: the PD is destroyed' &&
+	rmmod late_pd && bind && usable
+}
+
 ktap_print_header
-ktap_set_plan 6
+ktap_set_plan 7
 ktap_test_result "usable" usable
 ktap_test_result "unbind_loop" unbind_loop
 ktap_test_result "unbind_under_traffic" unbind_under_traffic
+if [ -e "$LATE_PD" ]; then
+	ktap_test_result "late_pd" late_pd
+else
+	ktap_test_skip "late_pd # late_pd.ko was not built (make KDIR=...)"
+fi
 if pci_function >/dev/null; then
 	ktap_test_result "remove_loop" remove_loop
 	ktap_test_result "remove_under_traffic" remove_under_traffic

@@ -17,7 +17,8 @@ FUZZ = {"engine": 4000, "image": 4000, "nic": 20000, "ring": 20000, "roce": 1000
 KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
             "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h",
             *(f"selftests/virtio_rdma/kverbs/{name}" for name in (
-                "kverbs.h", "main.c", "objects.c", "contexts.c", "data.c", "memory.c", "states.c", "srq.c"))]
+                "kverbs.h", "main.c", "objects.c", "contexts.c", "data.c", "memory.c", "states.c", "srq.c",
+                "late_pd.c", "slow_poll.c"))]
 LIBTEST = re.compile(r"^test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
 RUNNING = re.compile(r"^\s*(?:Running|Doc-tests) (?:unittests )?(\S+)(?: \(\S*/(\S+)-[0-9a-f]+\))?")
 # Lines of a failed command that are shown.
