@@ -601,7 +601,7 @@ impl Hca {
         self.consumers.lock().with_qps += 1;
     }
 
-    /// Follows the destruction of a PD that was counted. May sleep.
+    /// Follows the destruction of a PD that [`Hca::consumer_came`] has counted. May sleep.
     pub(crate) fn consumer_left(&self) {
         let mut consumers = self.consumers.lock();
         consumers.with_qps -= 1;

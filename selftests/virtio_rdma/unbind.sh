@@ -4,7 +4,7 @@
 # The device taken from the driver, idle and under programs that use it: unbind
 # from the virtio bus, removal of its PCI function, and a reset of the function of
 # which the driver is not told, so that it takes the device into service again.
-# And a consumer in the kernel that destroys its PD later than it should.
+# A consumer in the kernel destroys its PD later than it should.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -58,7 +58,7 @@ reset_under_traffic()
 # late_pd: the driver waits for a PD that a consumer in the kernel destroys after it was told that the device goes.
 late_pd()
 {
-	dmesg -C && insmod "$LATE_PD" device="$DEVICE" && unbind && dmesg | grep -q 'late_pd: the PD is destroyed' &&
+	dmesg -C && insmod "$LATE_PD" device="$DEVICE" && unbind && dmesg | grep -q 'late_pd: destroys the PD' &&
 	rmmod late_pd && bind && usable
 }
 

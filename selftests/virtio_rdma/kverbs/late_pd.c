@@ -11,17 +11,17 @@ static char *device;
 module_param(device, charp, 0444);
 MODULE_PARM_DESC(device, "name of the device in which it has a PD");
 
-static unsigned int delay_ms = 500;
-module_param(delay_ms, uint, 0444);
-MODULE_PARM_DESC(delay_ms, "milliseconds by which the PD lives longer");
+/* The milliseconds by which the PD lives longer. */
+#define DELAY_MS	500
 
 static struct ib_pd *pd;
 
 static void destroy_pd(struct work_struct *work)
 {
+	/* Before the PD is gone: whoever waits for that finds this in the log. */
+	pr_info("late_pd: destroys the PD\n");
 	ib_dealloc_pd(pd);
 	pd = NULL;
-	pr_info("late_pd: the PD is destroyed\n");
 }
 
 static DECLARE_DELAYED_WORK(destroy, destroy_pd);
@@ -41,7 +41,7 @@ static int late_pd_add(struct ib_device *dev)
 
 static void late_pd_remove(struct ib_device *dev, void *data)
 {
-	schedule_delayed_work(&destroy, msecs_to_jiffies(delay_ms));
+	schedule_delayed_work(&destroy, msecs_to_jiffies(DELAY_MS));
 }
 
 static struct ib_client client = {

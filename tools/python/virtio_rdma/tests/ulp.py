@@ -184,8 +184,8 @@ class Ulp:
 
     def unloads(self):
         """The target's driver is unloaded while it waits for the target to let go of a device that has failed. nvmet
-        does that when its keep-alive timer expires: it gets a minute, or it can be done before the driver is unloaded.
-        """
+        does that when its keep-alive timer expires. The timer gets a minute, because it must not expire before the
+        driver is unloaded."""
         self.env["KEEP_ALIVE"] = "60"
         self.do(self.target, "target_up")
         self.do(self.host, "store_up", name="place")

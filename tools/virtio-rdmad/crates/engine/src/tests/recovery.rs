@@ -179,7 +179,7 @@ fn answers_follow_the_order_of_the_last_requests() {
             let count = again.len();
             assert!(
                 count <= before + 1024,
-                "{sent_before} of {before} had been sent, and {count} were"
+                "{sent_before} of {before} had been sent, and {count} were sent again"
             );
         });
     }
