@@ -57,6 +57,12 @@ connect_by()
 	wait_for disk >/dev/null
 }
 
+# fail_after SECONDS: commands fail when their connection has been lost for so long. ib_srp begins with 15 s.
+fail_after()
+{
+	for port in /sys/class/srp_remote_ports/*; do echo "$1" >"$port/fast_io_fail_tmo" || return; done
+}
+
 disconnect()
 {
 	for port in /sys/class/srp_remote_ports/*; do echo 1 >"$port/delete" || return; done

@@ -206,6 +206,13 @@ class FaultySrp(Faulty):
         for guest in (self.target, self.host):
             load_driver(guest, "release_timeout=20")
         super().begins()
+        # On a busy machine a target is away for longer than ib_srp waits if it is not told to.
+        self.do(self.host, "fail_after", "60", name="waits_a_minute")
+
+    def host_loses_device(self):
+        # ib_srp must give up before the driver does.
+        self.do(self.host, "fail_after", "15", name="waits_15_s")
+        super().host_loses_device()
 
     def finishes(self):
         super().finishes()
