@@ -35,6 +35,9 @@ SCRIPT = "/tmp/srp-targets"
 class Faulty(Ulp):
     """The steps of one consumer, while faults come. `network` has the guests."""
 
+    # The parameters of the driver.
+    parameters: tuple[str, ...] = ()
+
     def __init__(self, results, network, kind, prefix=""):
         super().__init__(results, network.guests, kind, prefix)
         self.network = network
@@ -144,7 +147,7 @@ class Faulty(Ulp):
 
             def fault(name=name, gone=gone, back=back):
                 self.fault(self.target, gone, name=f"{name}: device_goes")
-                self.fault(self.target, back, name=f"{name}: device_comes_back")
+                self.comes_back(self.target, back, name)
                 self.listens(name)
             self.survives(name, fault, 1)
 
@@ -155,11 +158,16 @@ class Faulty(Ulp):
 
             def fault(name=name, gone=gone, back=back):
                 self.fault(self.host, gone, name=f"{name}: device_goes")
-                self.fault(self.host, back, name=f"{name}: device_comes_back")
+                self.comes_back(self.host, back, name)
             if self.kind in GO_ON["goes"]:
                 self.survives(name, fault, 1)
             else:
                 self.breaks(name, fault)
+
+    def comes_back(self, guest, back, name):
+        """The device of a guest comes back by this step, and its driver has the parameters that it had."""
+        words = (back, *self.parameters) if back == "load_driver" else (back,)
+        self.fault(guest, *words, name=f"{name}: device_comes_back")
 
     def host_dies(self):
         """The host is killed under load, and starts again: the target takes it, and what was synced before is there."""
@@ -197,14 +205,15 @@ class FaultyRds(Faulty):
 
 class FaultySrp(Faulty):
     """SRP never lets go of a device that has failed, and removes its disks when the driver does not wait for it any
-    more, here after 20 s. udev starts tools/srp/srp-targets when there is a device again, and that connects to the
+    more, here after 30 s. udev starts tools/srp/srp-targets when there is a device again, and that connects to the
     target as soon as it listens."""
 
+    parameters = ("release_timeout=30",)
     job = None
 
     def begins(self):
         for guest in (self.target, self.host):
-            load_driver(guest, "release_timeout=20")
+            load_driver(guest, *self.parameters)
         super().begins()
         # On a busy machine a target is away for longer than ib_srp waits if it is not told to.
         self.do(self.host, "fail_after", "60", name="waits_a_minute")
