@@ -26,7 +26,7 @@ back() { wait_for same_as_noted && wait_for active; }
 
 # Each of these has the device go, and the one below brings it back.
 unload_driver() { note && rmmod virtio_rdma && gone; }
-# load_driver [PARAMETER=VALUE...]
+# load_driver [PARAMETER=VALUE...]: loads the driver again, with these parameters.
 load_driver() { insmod /run/vr/virtio_rdma.ko "$@" && back; }
 
 # unload_waiting: unloads the driver while it waits for consumers to let go of a device that has failed.

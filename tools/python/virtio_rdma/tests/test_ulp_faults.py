@@ -35,7 +35,7 @@ SCRIPT = "/tmp/srp-targets"
 class Faulty(Ulp):
     """The steps of one consumer, while faults come. `network` has the guests."""
 
-    # The parameters of the driver.
+    # The parameters of the driver. The step that loads it takes them, and the others look at no words.
     parameters: tuple[str, ...] = ()
 
     def __init__(self, results, network, kind, prefix=""):
@@ -147,7 +147,7 @@ class Faulty(Ulp):
 
             def fault(name=name, gone=gone, back=back):
                 self.fault(self.target, gone, name=f"{name}: device_goes")
-                self.comes_back(self.target, back, name)
+                self.fault(self.target, back, *self.parameters, name=f"{name}: device_comes_back")
                 self.listens(name)
             self.survives(name, fault, 1)
 
@@ -158,16 +158,11 @@ class Faulty(Ulp):
 
             def fault(name=name, gone=gone, back=back):
                 self.fault(self.host, gone, name=f"{name}: device_goes")
-                self.comes_back(self.host, back, name)
+                self.fault(self.host, back, *self.parameters, name=f"{name}: device_comes_back")
             if self.kind in GO_ON["goes"]:
                 self.survives(name, fault, 1)
             else:
                 self.breaks(name, fault)
-
-    def comes_back(self, guest, back, name):
-        """The device of a guest comes back by this step, and its driver has the parameters that it had."""
-        words = (back, *self.parameters) if back == "load_driver" else (back,)
-        self.fault(guest, *words, name=f"{name}: device_comes_back")
 
     def host_dies(self):
         """The host is killed under load, and starts again: the target takes it, and what was synced before is there."""
