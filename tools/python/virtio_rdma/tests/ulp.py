@@ -11,7 +11,8 @@ RECONNECTS = {("uml", "plain"): 20, ("qemu", "plain"): 5, ("qemu", "debug"): 2}
 # says so, once.
 UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device address=0x0+\] \[size=76 bytes\]|"
                       r"WARNING: kernel/dma/debug\.c:\d+ at check_sync\+")
-# What lockdep, KASAN and the checks of lists report of the consumers, and a function that each report names:
+# What lockdep, KASAN, DMA-API debugging and checks of lists report of the consumers, and a function that each report
+# names:
 # * rds_ib_laddr_check_cm() of Linux 7.2.12 makes a cm_id to bind it, and destroys it in the handler of another. Lockdep
 #   takes their two handler_mutex, of one lock class, for one.
 # * The timer of iscsi_target_mod for a session without connections takes se_tpg->session_lock in softirqs. That lock is
@@ -23,11 +24,15 @@ UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device a
 #   completions that nobody has polled, and puts all IUs on a list. srp_remove_target() frees the requests of its SCSI
 #   host and then polls that CQ: it looks for handlers in the requests of work requests that were flushed, and puts IUs
 #   on the list once more. Over rxe, with a failure to make CQs injected, both reports are the same.
+# * rds_dma_hdr_alloc() maps each header for both directions, and rds_dma_hdr_free() unmaps it for one. DMA-API
+#   debugging says so when the first connection ends.
 REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
            "WARNING: possible irq lock inversion dependency detected": "iscsit_handle_time2retain_timeout+",
            "WARNING: possible circular locking dependency detected": "at: nvmet_find_get_subsys+",
            "BUG: KASAN: use-after-free in __ib_process_cq+": "srp_free_ch_ib+",
-           "at __list_add_valid_or_report+": "srp_send_done+"}
+           "at __list_add_valid_or_report+": "srp_send_done+",
+           "frees DMA memory with different direction": "rds_ib_conn_path_shutdown+",
+           "at check_unmap+": "rds_ib_conn_path_shutdown+"}
 
 
 def is_known(guest, line):
