@@ -35,7 +35,8 @@ SCRIPT = "/tmp/srp-targets"
 class Faulty(Ulp):
     """The steps of one consumer, while faults come. `network` has the guests."""
 
-    # The parameters of the driver. The step that loads it takes them, and the others look at no words.
+    # The parameters of the driver. The step that loads it takes them; steps that bring the device back in another way
+    # ignore them.
     parameters: tuple[str, ...] = ()
 
     def __init__(self, results, network, kind, prefix=""):

@@ -11,8 +11,7 @@ RECONNECTS = {("uml", "plain"): 20, ("qemu", "plain"): 5, ("qemu", "debug"): 2}
 # says so, once.
 UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device address=0x0+\] \[size=76 bytes\]|"
                       r"WARNING: kernel/dma/debug\.c:\d+ at check_sync\+")
-# What lockdep, KASAN, DMA-API debugging and checks of lists report of the consumers, and a function that each report
-# names:
+# What the kernel's debugging reports of the consumers, and a function that each report names:
 # * rds_ib_laddr_check_cm() of Linux 7.2.12 makes a cm_id to bind it, and destroys it in the handler of another. Lockdep
 #   takes their two handler_mutex, of one lock class, for one.
 # * The timer of iscsi_target_mod for a session without connections takes se_tpg->session_lock in softirqs. That lock is
@@ -21,9 +20,9 @@ UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device a
 #   where it takes nvmet_config_sem. It holds this semaphore when it destroys its listener, whose handler_mutex is
 #   another one of the same lock class.
 # * If srp_rport_reconnect() cannot make a CQ, as on a device that has failed, it keeps the old send CQ, with the
-#   completions that nobody has polled, and puts all IUs on a list. srp_remove_target() frees the requests of its SCSI
-#   host and then polls that CQ: it looks for handlers in the requests of work requests that were flushed, and puts IUs
-#   on the list once more. Over rxe, with a failure to make CQs injected, both reports are the same.
+#   completions that nobody has polled, and puts all IUs into the list of free ones. srp_remove_target() frees the
+#   requests of its SCSI host and then polls that CQ: it looks for the handlers of flushed work requests in the freed
+#   requests, and puts IUs into the list once more. Both reports come over rxe as well, if a probe lets CQs fail.
 # * rds_dma_hdr_alloc() maps each header for both directions, and rds_dma_hdr_free() unmaps it for one. DMA-API
 #   debugging says so when the first connection ends.
 REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
@@ -43,9 +42,9 @@ def is_known(guest, line):
     return bool(UNMAPPED.search(line))
 
 
-def load_driver(guest, parameters=""):
+def load_driver(guest, *parameters):
     """Loads the driver again, with these module parameters. Its device must be in no use."""
-    guest.check(f"rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko {parameters}")
+    guest.check(f"rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko {' '.join(parameters)}")
 
 
 class Stop(Exception):
