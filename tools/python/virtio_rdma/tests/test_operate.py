@@ -82,18 +82,17 @@ class TestGuests:
         for guest in network.guests:
             assert f'virtio_rdma_guest_started{{guest="{guest.name}",network="default"}} 1' in text.splitlines()
 
-    def test_limits_are_told(self, network, watch):
-        """What a guest may have changes while it runs, and whoever watches is told when it has most of that, and when
-        it has less again."""
+    def test_limits(self, network):
+        """What a guest may have changes while it runs, and the metrics tell what it has and what it may have."""
         guest = network.guests[1]
         assert network.operate("set", guest.name, "mrs=20") == (0, "")
         job = guest.start("exec /mnt/virtio_rdma/verbs/hold.py objects", {"RDMA_DEVICE": guest.link[0]})
         assert job.shows("ENOMEM", SOON), job.text
-        event = next(event for event in watch if event["event"] == "limit_near")
-        assert (event["guest"], event["resource"], event["limit"]) == (guest.name, "mrs", 20), event
+        status, text = network.operate("metrics")
+        labels = f'{{guest="{guest.name}",network="default",kind="mr"}}'
+        for name in ("objects", "limits"):
+            assert f"virtio_rdma_guest_{name}{labels} 20" in text.splitlines(), (status, text)
         job.kill()
-        event = next(event for event in watch if event["event"] == "limit_far")
-        assert (event["guest"], event["resource"]) == (guest.name, "mrs"), event
         assert network.operate("set", guest.name, "mrs=default") == (0, "")
         assert job.wait(networks.HANG_SECONDS) == 0
 

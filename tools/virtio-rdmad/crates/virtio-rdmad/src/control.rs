@@ -10,39 +10,31 @@ use std::io::{BufReader, Error};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 use varlink::sansio::protocol::{parse_request, serialize_reply};
 use varlink::{ConnectionHandler, Reply, VarlinkService};
 
 use crate::events::Events;
-use crate::near_limits::NearLimits;
 use crate::report::EventReport;
 use crate::socket::Socket;
 use client::{Client, Ended};
 use interface::{Besides, Daemon};
-use survey::survey;
 pub use survey::Surveyed;
 
 /// Most clients at a time. If there are as many, one more takes the place of the one that has neither sent nor read
 /// anything for the longest time.
 const MAX_CLIENTS: usize = 64;
 
-/// Time between two looks at how much of their limits guests use, while a client watches.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
-
 /// Serves the clients that connect, until the other end of `end` is closed.
 pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Events) {
     let besides = Arc::new(Besides::default());
-    let surveyed = Arc::new(surveyed);
-    let daemon = Daemon::new(surveyed.clone(), besides.clone());
+    let daemon = Daemon::new(surveyed, besides.clone());
     let (vendor, product, version) =
         ("virtio-rdma", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     let service = VarlinkService::new(vendor, product, version, "", vec![Box::new(daemon)]);
-    let mut server =
-        Server { socket, service, besides, events, clients: Vec::new(), surveyed, limits: None };
+    let mut server = Server { socket, service, besides, events, clients: Vec::new() };
     loop {
         match server.wait(end) {
             Ok(Ready { is_over: true, .. }) => return,
@@ -76,9 +68,6 @@ struct Server<'a> {
     besides: Arc<Besides>,
     events: &'a Events,
     clients: Vec<Client>,
-    surveyed: Arc<Surveyed>,
-    /// The resources that are near their limits, and when they were last looked at; only while a client watches.
-    limits: Option<(NearLimits, Instant)>,
 }
 
 impl Server<'_> {
@@ -90,10 +79,7 @@ impl Server<'_> {
             PollFd::new(self.events, PollFlags::IN),
         ];
         fds.extend(self.clients.iter().map(|client| PollFd::new(client, client.interest())));
-        let left =
-            self.limits.as_ref().map(|(_, looked)| LOOK_PERIOD.saturating_sub(looked.elapsed()));
-        let timeout = left.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
-        poll(&mut fds, timeout.as_ref())?;
+        poll(&mut fds, None)?;
         let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let (is_over, has_new, has_events) = (ready[0], ready[1], ready[2]);
         Ok(Ready { is_over, has_new, has_events, clients: ready[3..].to_vec() })
@@ -131,28 +117,6 @@ impl Server<'_> {
         }
         let is_watched = self.clients.iter().any(|client| client.watches);
         self.events.set_watched(is_watched);
-        self.look_at_limits(is_watched);
-    }
-
-    /// Tells the clients that watch of resources that are near their limits, if it is time to look at these.
-    fn look_at_limits(&mut self, is_watched: bool) {
-        if !is_watched {
-            self.limits = None;
-            return;
-        }
-        let mut near = match self.limits.take() {
-            Some((near, looked)) if looked.elapsed() < LOOK_PERIOD => {
-                self.limits = Some((near, looked));
-                return;
-            }
-            Some((near, _)) => near,
-            None => NearLimits::default(),
-        };
-        let events = near.compare(&survey(&self.surveyed));
-        self.limits = Some((near, Instant::now()));
-        if !events.is_empty() {
-            self.tell(&events);
-        }
     }
 
     /// Tells the clients that watch what has happened.

@@ -27,7 +27,6 @@ mod intake;
 mod key_values;
 mod log;
 mod metrics;
-mod near_limits;
 mod nic;
 mod options;
 mod policy;

@@ -219,8 +219,7 @@ pub struct EventReport {
     /// When, in microseconds since 1970.
     pub time_usec: u64,
     /// What: "watching" when events begin to be told of, "connected", "moved", "frozen", "not_moved", "disconnected",
-    /// "qp_error", "cq_error", "srq_error", "started" and "reset" for the device, "limit_near" and "limit_far", or "lost" where
-    /// events were not told of.
+    /// "qp_error", "cq_error", "srq_error", "started" and "reset" for the device, or "lost" where events were not told of.
     pub event: String,
     /// The guest that it has happened to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -240,16 +239,6 @@ pub struct EventReport {
     /// Why, or the name of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What is near its limit, or is no longer: "guests", or objects of a guest: "qps", "cqs", "srqs", "mrs", "mws",
-    /// "pds" or "memory".
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resource: Option<String>,
-    /// How much of that is used.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<u64>,
-    /// How much of that there can be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit: Option<u64>,
     /// How many events were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,

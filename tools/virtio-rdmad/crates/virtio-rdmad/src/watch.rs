@@ -44,12 +44,8 @@ fn text(report: &EventReport, now: SystemTime) -> String {
         .iter()
         .filter_map(|(kind, number)| number.map(|number| format!(", {kind} {number}")))
         .collect();
-    let limited = report.resource.as_ref().zip(report.used).zip(report.limit);
-    let limited =
-        limited.map(|((resource, used), limit)| format!(": {used} of {limit} {resource}"));
-    let limited = limited.unwrap_or_default();
     let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    format!("{late}{guest}{event}{objects}{limited}{reason}")
+    format!("{late}{guest}{event}{objects}{reason}")
 }
 
 #[cfg(test)]
@@ -66,14 +62,6 @@ mod tests {
         };
         let now = SystemTime::now();
         assert_eq!(text(&error, now), "g1: qp_error, QP 5: RETRY_EXC_ERR");
-        let near = EventReport {
-            guest: Some("g1".to_owned()),
-            resource: Some("mrs".to_owned()),
-            used: Some(950),
-            limit: Some(1000),
-            ..EventReport::new("limit_near")
-        };
-        assert_eq!(text(&near, now), "g1: limit_near: 950 of 1000 mrs");
         let early = EventReport::at(now - Duration::from_secs(7), "watching");
         assert_eq!(text(&early, now + Duration::from_micros(1)), "7 s ago: watching");
     }

@@ -674,8 +674,11 @@ fn the_dashboard_queries_metrics_that_are_printed() {
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
     let queries = targets.map(|target| target["expr"].as_str().unwrap());
+    let rules = include_str!("../../../examples/alerts.yml");
+    assert!(rules.matches("virtio_rdma_").count() > 4);
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let queried: Vec<&str> = queries
+        .chain(std::iter::once(rules))
         .flat_map(|query| query.split(|c| !is_part(c)))
         .filter(|word| word.starts_with("virtio_rdma_"))
         .collect();

@@ -73,13 +73,13 @@ pub struct Besides {
 
 /// What answers calls of the interface.
 pub struct Daemon {
-    surveyed: Arc<Surveyed>,
+    surveyed: Surveyed,
     besides: Arc<Besides>,
 }
 
 impl Daemon {
     /// Makes the interface of a process that has these parts.
-    pub fn new(surveyed: Arc<Surveyed>, besides: Arc<Besides>) -> Self {
+    pub fn new(surveyed: Surveyed, besides: Arc<Besides>) -> Self {
         Self { surveyed, besides }
     }
 
