@@ -138,7 +138,7 @@ def test_libvirt_says_what_virtio_rdmad_says(programs):
 
 
 @pytest.mark.parametrize(("name", "text", "error"), [
-    ("vm1,any-file=on", domain(GUEST), "the name of a domain with rdma:guest has no comma"),
+    ("vm1,qps=9", domain(GUEST), "the name of a domain with rdma:guest has no comma"),
     ("vm1", domain(GUEST * 2), "the domain has more than one element rdma:guest"),
     ("vm1", "<domain>", "no element found: line 1, column 8"),
 ], ids=["comma", "two guests", "no XML"])

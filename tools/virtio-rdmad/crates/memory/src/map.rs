@@ -25,10 +25,6 @@ const MIN_REGIONS: usize = 16;
 pub struct Policy {
     /// Most regions at a time.
     pub max_regions: usize,
-    /// Whether files of every file system are taken. Otherwise only files of memfd, tmpfs and
-    /// hugetlbfs are: to map any other file, or to access a page of it, may wait as long as the
-    /// server of the file system likes, and anybody may be that server (FUSE).
-    pub any_file: bool,
 }
 
 impl Policy {
@@ -36,13 +32,13 @@ impl Policy {
     /// of them at most. `None`: too few are left.
     pub fn of_rest(left: usize) -> Option<Self> {
         let share = (left / 2).min(MAX_REGIONS);
-        (share >= MIN_REGIONS).then_some(Self { max_regions: share, any_file: false })
+        (share >= MIN_REGIONS).then_some(Self { max_regions: share })
     }
 
     /// Makes the policy for one of so many guests, each of which gets its share of [`ALL_REGIONS`].
     pub fn of_one_of(guests: usize) -> Self {
         let share = ALL_REGIONS / guests.max(1);
-        Self { max_regions: share.clamp(MIN_REGIONS, MAX_REGIONS), any_file: false }
+        Self { max_regions: share.clamp(MIN_REGIONS, MAX_REGIONS) }
     }
 }
 
@@ -137,8 +133,7 @@ pub enum MapError {
     },
     /// The file is none of memfd, tmpfs or hugetlbfs.
     #[error(
-        "region of {len} bytes at {guest_addr:#x}: its file is none of memfd, tmpfs or hugetlbfs \
-         (any-file=on takes others)"
+        "region of {len} bytes at {guest_addr:#x}: its file is none of memfd, tmpfs or hugetlbfs"
     )]
     FileSystem {
         /// First guest address.
@@ -253,6 +248,9 @@ impl GuestMemory {
 
     /// Returns this map with one more region.
     ///
+    /// The file must be a memfd or one of tmpfs or hugetlbfs: to map any other file, or to access a page of it, may wait
+    /// as long as the server of its file system likes, and anybody may be that server (FUSE).
+    ///
     /// `len`, `guest_addr` and the file offset must be multiples of the page size. The mapping begins
     /// and ends at multiples of the file's own page size, which may be larger; nothing outside of the
     /// region is accessed.
@@ -261,7 +259,7 @@ impl GuestMemory {
         self.check_new(start, len, offset)?;
         let failed =
             |call| move |errno| MapError::Os { guest_addr: start, len, offset, call, errno };
-        if !self.policy.any_file && !descriptor::is_memory(fd) {
+        if !descriptor::is_memory(fd) {
             return Err(MapError::FileSystem { guest_addr: start, len });
         }
         let file = Some(check_file(region)?);
@@ -612,9 +610,8 @@ mod tests {
     fn guests_share_the_mappings() {
         assert_eq!(Policy::default().max_regions, MAX_REGIONS);
         for guests in [1, 16, 100, 1000, 2048] {
-            let Policy { max_regions, any_file } = Policy::of_one_of(guests);
+            let Policy { max_regions } = Policy::of_one_of(guests);
             assert!(max_regions * guests <= MAX_MAPPINGS / 2 && max_regions >= MIN_REGIONS);
-            assert!(!any_file);
         }
     }
 
@@ -628,7 +625,7 @@ mod tests {
             offset: 0,
             writable: true,
         };
-        let policy = Policy { max_regions: 2, any_file: false };
+        let policy = Policy { max_regions: 2 };
         let memory = GuestMemory::new(policy).with_region(&region(0)).unwrap();
         let memory = memory.with_region(&region(0x1000)).unwrap();
         let error = memory.with_region(&region(0x2000)).map(|_| ()).unwrap_err();
@@ -653,9 +650,6 @@ mod tests {
         };
         let error = GuestMemory::default().with_region(&region).map(|_| ()).unwrap_err();
         assert!(matches!(error, MapError::FileSystem { guest_addr: 0x7000, .. }), "{error}");
-        let policy = Policy { any_file: true, ..Policy::default() };
-        let memory = GuestMemory::new(policy).with_region(&region).unwrap();
-        assert_eq!(memory.read_obj::<[u8; 4]>(0x7000), Ok(*b"\x7fELF"));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub fn serve(
     backend: &dyn Backend,
 ) -> Result<Server<VfioUser>, Error> {
     let protocol = VfioUser::new(id, backend)?;
-    Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
+    Ok(Server::new(socket, protocol, LIMITS))
 }
 
 /// Goes on with a connection that another process served, whose state this is. See [`serve`]. Its client may give out
@@ -67,7 +67,7 @@ pub fn resume(
     policy: Policy,
     state: State,
 ) -> Result<Server<VfioUser>, ResumeError> {
-    Ok(Server::new(socket, VfioUser::load(id, policy, state)?, LIMITS, policy))
+    Ok(Server::new(socket, VfioUser::load(id, policy, state)?, LIMITS))
 }
 
 /// A range of guest memory, and the file that it is in.

@@ -64,7 +64,7 @@ impl Answer {
 /// Serves the device `backend` to a front end that has just connected to `socket`. The front end
 /// finds a device fresh from reset.
 pub fn serve(socket: UnixStream, backend: &dyn Backend) -> Server<VhostUser> {
-    Server::new(socket, VhostUser::new(backend), LIMITS, backend.memory_policy())
+    Server::new(socket, VhostUser::new(backend), LIMITS)
 }
 
 /// Goes on with a connection that another process served, whose state this is. See [`serve`]. Its front end may give
@@ -76,7 +76,7 @@ pub fn resume(
     policy: Policy,
     state: State,
 ) -> Result<Server<VhostUser>, ResumeError> {
-    Ok(Server::new(socket, VhostUser::load(policy, state)?, LIMITS, policy))
+    Ok(Server::new(socket, VhostUser::load(policy, state)?, LIMITS))
 }
 
 /// What a front end has said, in the order of the descriptors: those of the regions come first, that of the back end's
@@ -710,8 +710,7 @@ fn foreign_descriptor(number: u32, payload: &[u8]) -> Fault {
     match number {
         request::SET_MEM_TABLE => {
             tracing::error!(
-                "SET_MEM_TABLE: the file of a region is none of memfd, tmpfs or hugetlbfs \
-                 (any-file=on takes others)"
+                "SET_MEM_TABLE: the file of a region is none of memfd, tmpfs or hugetlbfs"
             );
             Fault::RegionFile
         }

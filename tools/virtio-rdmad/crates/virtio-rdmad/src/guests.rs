@@ -338,7 +338,6 @@ impl Guests {
             rings: spec.rings,
             wake: link.clone(),
         });
-        let memory = Policy { any_file: spec.any_file, ..memory };
         let (rings, work, attempt) = Default::default();
         let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
         let kept = kept.map(Mutex::new);

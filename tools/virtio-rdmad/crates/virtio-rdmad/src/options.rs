@@ -46,7 +46,6 @@ pub struct Options {
     ///   vectors=N         with rings: number of interrupts for completions
     ///   max-qp=N          without rings: number of QPs, with that of the connection manager
     ///   max-cq=N          without rings: number of completion queues
-    ///   any-file=on|off   accept memory in files of any file system (default: off)
     ///   rate=RATE         bits per second that it may send over the uplink (default: no limit)
     ///   message-rate=N    work requests per second that it may have done (default: no limit)
     ///   qps=N             QPs that it may have (default: all that its device can have)
@@ -64,8 +63,7 @@ pub struct Options {
     /// bess, with vhost-user. The interfaces of a network reach each other and the uplink.
     ///
     /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs. An access to a file of
-    /// another file system, above all FUSE, may never end; give any-file=on only to a VMM
-    /// that you trust.
+    /// another file system, above all FUSE, may never end.
     ///
     /// A gid= list has IP addresses and prefixes with + between them, such as
     /// 10.0.0.1+fd00::/64. The link-local address of mac= need not be on it. An address belongs
@@ -491,8 +489,6 @@ pub struct GuestSpec {
     pub policy: DevicePolicy,
     /// Whether it is offered rings.
     pub rings: bool,
-    /// Whether its memory may be in files of any file system.
-    pub any_file: bool,
 }
 
 impl GuestSpec {
@@ -504,9 +500,7 @@ impl GuestSpec {
 
     /// Returns whether the guest is the same as by another specification, but for its policy.
     pub fn is_same_but_policy(&self, other: &Self) -> bool {
-        let rest = |spec: &Self| {
-            (spec.path.clone(), spec.network.clone(), spec.nic.clone(), spec.any_file)
-        };
+        let rest = |spec: &Self| (spec.path.clone(), spec.network.clone(), spec.nic.clone());
         self.is_same_device(other) && rest(self) == rest(other)
     }
 
@@ -561,7 +555,6 @@ pub const KEYS: &[&str] = &[
     "vectors",
     "max-qp",
     "max-cq",
-    "any-file",
     "gid",
     "vlan",
     "rate",
@@ -596,7 +589,6 @@ impl FromStr for GuestSpec {
             limits: limits_of(&list, transport)?,
             policy: policy::read(&list)?,
             rings: switch(&list, "rings", true)?,
-            any_file: switch(&list, "any-file", false)?,
         })
     }
 }
@@ -681,10 +673,8 @@ mod tests {
         assert_eq!((guest.transport, guest.path), (Transport::VhostUser, "/a/b".into()));
         assert_eq!(guest.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0xff]));
         assert_eq!((guest.limits.max_qp, guest.limits.max_cq), (3, 4));
-        assert!(guest.rings && !guest.any_file);
-        let guest: GuestSpec =
-            "name=g,vfio-user=s,rings=off,vectors=64,any-file=on".parse().unwrap();
-        assert!(guest.any_file);
+        assert!(guest.rings);
+        let guest: GuestSpec = "name=g,vfio-user=s,rings=off,vectors=64".parse().unwrap();
         assert_eq!((guest.rings, guest.limits.comp_vectors), (false, 64));
         assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
     }

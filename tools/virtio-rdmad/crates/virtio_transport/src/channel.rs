@@ -68,24 +68,17 @@ pub(crate) struct Channel {
     descriptors: VecDeque<Descriptors>,
     /// Most descriptors of a message.
     max_fds: usize,
-    /// Whether descriptors of every file are taken.
-    any_file: bool,
     /// Whether the last read ended in front of what the socket may have had behind it.
     was_cut: bool,
 }
 
 impl Channel {
     /// Reads messages of up to `max_message` bytes and `max_fds` descriptors from a socket.
-    pub(crate) fn new(
-        socket: UnixStream,
-        max_message: usize,
-        max_fds: usize,
-        any_file: bool,
-    ) -> Self {
+    pub(crate) fn new(socket: UnixStream, max_message: usize, max_fds: usize) -> Self {
         let buffer = vec![0; 2 * max_message].into_boxed_slice();
         let descriptors = VecDeque::new();
         let (start, end, taken, was_cut) = Default::default();
-        Self { socket, buffer, start, end, taken, descriptors, max_fds, any_file, was_cut }
+        Self { socket, buffer, start, end, taken, descriptors, max_fds, was_cut }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -229,8 +222,7 @@ impl Channel {
     /// Keeps the descriptors of a read, as many as its messages may have. `lost`: some did not
     /// arrive.
     fn keep(&mut self, fds: Vec<OwnedFd>, lost: bool) {
-        let (mut fds, foreign) =
-            if self.any_file { (fds, false) } else { descriptor::keep_harmless(fds) };
+        let (mut fds, foreign) = descriptor::keep_harmless(fds);
         let waiting: usize = self.descriptors.iter().map(|read| read.fds.len()).sum();
         let room = (2 * self.max_fds).saturating_sub(waiting);
         let lost = lost || fds.len() > room;
@@ -270,7 +262,7 @@ mod tests {
     /// A channel for messages of up to 8 bytes and 2 descriptors, and the other end.
     fn channel() -> (Channel, UnixStream) {
         let (socket, other) = UnixStream::pair().unwrap();
-        (Channel::new(socket, 8, 2, false), other)
+        (Channel::new(socket, 8, 2), other)
     }
 
     fn send(socket: &UnixStream, bytes: &[u8], fds: usize) {
@@ -349,7 +341,7 @@ mod tests {
     #[test]
     fn messages_stay_in_the_socket_until_they_are_confirmed() {
         let (mut channel, other) = channel();
-        let mut successor = Channel::new(channel.socket.try_clone().unwrap(), 8, 2, false);
+        let mut successor = Channel::new(channel.socket.try_clone().unwrap(), 8, 2);
         send(&other, &[2, 0], 0);
         send(&other, &[3, 0, 0], 2);
         send(&other, &[1], 0);
@@ -363,7 +355,7 @@ mod tests {
     #[test]
     fn a_message_that_is_confirmed_is_gone() {
         let (mut channel, other) = channel();
-        let mut successor = Channel::new(channel.socket.try_clone().unwrap(), 8, 2, false);
+        let mut successor = Channel::new(channel.socket.try_clone().unwrap(), 8, 2);
         send(&other, &[2, 0], 0);
         send(&other, &[3, 0, 0], 2);
         assert_eq!(channel.receive(length).unwrap().unwrap().bytes.len(), 2);

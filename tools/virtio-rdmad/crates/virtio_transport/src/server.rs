@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
-use memory::{GuestMemory, Policy};
+use memory::GuestMemory;
 
 use crate::channel::{Channel, Message};
 use crate::journal::{Change, Journal, ResumeError, State};
@@ -88,8 +88,8 @@ pub struct Server<P: Protocol + ?Sized> {
 
 impl<P: Protocol> Server<P> {
     /// Serves a VMM that has just connected to `socket`.
-    pub fn new(socket: UnixStream, protocol: P, limits: Limits, policy: Policy) -> Self {
-        let channel = Channel::new(socket, limits.message, limits.fds, policy.any_file);
+    pub fn new(socket: UnixStream, protocol: P, limits: Limits) -> Self {
+        let channel = Channel::new(socket, limits.message, limits.fds);
         Self { channel, batch: limits.batch, journal: None, protocol }
     }
 
