@@ -67,13 +67,12 @@ _virtio_rdmad() {
 		add) of_command+=' --guest' ;;
 		reload) of_command+=' --config' ;;
 		remove) of_command+=' --drain' ;;
-		move) of_command+=' --socket --freeze --cancel' ;;
 		supervise) of_command='--program --help' ;;
 		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
 	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove move supervise help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -192,16 +192,6 @@ struct Mapped {
     len: u64,
     offset: usize,
     mapping: Arc<Mapping>,
-    /// The file behind it, unless the memory is anonymous.
-    file: Option<FilePart>,
-}
-
-/// Where in a file a region begins.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct FilePart {
-    device: u64,
-    inode: u64,
-    offset: u64,
 }
 
 impl Mapped {
@@ -242,7 +232,7 @@ impl GuestMemory {
             let failed =
                 |errno| MapError::Os { guest_addr: start, len, offset: 0, call: "mmap", errno };
             let mapping = Arc::new(Mapping::anonymous(bytes).map_err(failed)?);
-            Ok(memory.insert(Mapped { start, len, offset: 0, mapping, file: None }))
+            Ok(memory.insert(Mapped { start, len, offset: 0, mapping }))
         })
     }
 
@@ -262,13 +252,13 @@ impl GuestMemory {
         if !descriptor::is_memory(fd) {
             return Err(MapError::FileSystem { guest_addr: start, len });
         }
-        let file = Some(check_file(region)?);
+        check_file(region)?;
         let block = block_size(fd).map_err(failed("fstatfs"))?;
         let whole = whole_blocks(offset, len, block)
             .ok_or(MapError::Overflow { guest_addr: start, len })?;
         let mapping = Mapping::of_file(fd, whole.offset, whole.len, block, writable);
         let mapping = Arc::new(mapping.map_err(failed("mmap"))?);
-        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping, file }))
+        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping }))
     }
 
     /// Returns this map without the regions that lie within `[guest_addr, guest_addr + len)`, and how
@@ -296,31 +286,6 @@ impl GuestMemory {
             Some(Loss { region: region.start, offset, len: len as u64, poisoned })
         };
         self.regions.iter().filter_map(loss).collect()
-    }
-
-    /// Returns the first region, as `(address, length)`, that this map and the other one have in different files, or at
-    /// different offsets of a file. They may be mapped at different places in this process. No two regions of anonymous
-    /// memory are in the same file.
-    pub fn file_difference(&self, other: &Self) -> Option<(u64, u64)> {
-        let is_elsewhere = |mine: &&Mapped| {
-            let theirs = other.region_of(mine.start, mine.len);
-            theirs.is_some_and(|theirs| mine.file.is_none() || mine.file != theirs.file)
-        };
-        self.regions.iter().find(is_elsewhere).map(|region| (region.start, region.len))
-    }
-
-    /// Returns the first region of this map, as `(address, length)`, that the other one does not have, or the first one of
-    /// the other map that this one does not have. The files do not matter.
-    pub fn range_difference(&self, other: &Self) -> Option<(u64, u64)> {
-        let lacks = |map: &Self, (start, len)| map.region_of(start, len).is_none();
-        let mine = self.ranges().find(|range| lacks(other, *range));
-        mine.or_else(|| other.ranges().find(|range| lacks(self, *range)))
-    }
-
-    /// Returns the region that has exactly this range.
-    fn region_of(&self, start: u64, len: u64) -> Option<&Mapped> {
-        let at = self.regions.binary_search_by_key(&start, |region| region.start).ok()?;
-        self.regions.get(at).filter(|region| region.len == len)
     }
 
     /// Returns whether there is no memory.
@@ -467,8 +432,8 @@ fn to_usize(guest_addr: u64, len: u64) -> Result<usize, MapError> {
     usize::try_from(len).map_err(|_| MapError::Overflow { guest_addr, len })
 }
 
-/// Refuses a file that ends before the region does. Returns where in the file the region is.
-fn check_file(region: &Region<'_>) -> Result<FilePart, MapError> {
+/// Refuses a file that ends before the region does.
+fn check_file(region: &Region<'_>) -> Result<(), MapError> {
     let &Region { guest_addr, len, fd, offset, .. } = region;
     let failed = |errno| MapError::Os { guest_addr, len, offset, call: "fstat", errno };
     let stat = rustix::fs::fstat(fd).map_err(failed)?;
@@ -480,7 +445,7 @@ fn check_file(region: &Region<'_>) -> Result<FilePart, MapError> {
     if sized && end > size {
         return Err(MapError::Truncated { guest_addr, end, size });
     }
-    Ok(FilePart { device: stat.st_dev, inode: stat.st_ino, offset })
+    Ok(())
 }
 
 /// Returns the page size of a file, in bytes: its mappings begin and end at multiples of that.
@@ -568,30 +533,6 @@ mod tests {
         drop(memory);
         slice.read(0, &mut found).unwrap();
         assert_eq!(&found, b"guest");
-    }
-
-    #[test]
-    fn maps_differ_in_ranges_or_in_files() {
-        let (one, other) = (memfd(0x4000), memfd(0x4000));
-        let map = |fd: &std::os::fd::OwnedFd, guest_addr, offset| {
-            let region = Region { guest_addr, len: 0x1000, fd: fd.as_fd(), offset, writable: true };
-            GuestMemory::default().with_region(&region).unwrap()
-        };
-        let memory = map(&one, 0x1000, 0);
-        let differences =
-            |to: &GuestMemory| (memory.range_difference(to), memory.file_difference(to));
-        assert_eq!(differences(&map(&one.try_clone().unwrap(), 0x1000, 0)), (None, None));
-        let range = Some((0x1000, 0x1000));
-        for elsewhere in [map(&one, 0x1000, 0x1000), map(&other, 0x1000, 0)] {
-            assert_eq!(differences(&elsewhere), (None, range));
-        }
-        assert_eq!(differences(&map(&one, 0x2000, 0)), (range, None));
-        assert_eq!(differences(&memory.cleared()), (range, None));
-        assert_eq!(memory.cleared().range_difference(&memory), range);
-        let anonymous = |len| GuestMemory::anonymous(&[(0x1000, len)]).unwrap();
-        let (short, long) = (anonymous(0x1000), anonymous(0x2000));
-        assert_eq!(short.file_difference(&short), range, "memory without a file");
-        assert_eq!(short.range_difference(&long), range, "another length");
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU16, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use serde::{Deserialize, Serialize};
-use virtio_transport::Lack;
 
 /// The number for "no vector", VIRTIO 1.3, 4.1.5.1.2.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
@@ -111,29 +110,6 @@ impl Interrupts {
         eventfds.intx = take(&saved.intx);
         eventfds.intx_masked = saved.intx_masked;
         self.isr.store(saved.isr, Ordering::Release);
-    }
-
-    /// Returns an interrupt that has an eventfd in the place of these interrupts, and has no eventfd here.
-    pub(crate) fn lack(&self, saved: &Saved) -> Option<Lack> {
-        let eventfds = self.read();
-        let has = |vector: u16| matches!(eventfds.msix.get(usize::from(vector)), Some(Some(_)));
-        let mut wanted = (0..).zip(&saved.msix).filter(|(_, is_there)| **is_there);
-        let vector = wanted.find(|(vector, _)| !has(*vector));
-        if let Some((vector, _)) = vector {
-            return Some(Lack::Vector(vector));
-        }
-        if saved.msix.is_empty() && !eventfds.msix.is_empty() {
-            return Some(Lack::NoMsix);
-        }
-        (saved.intx && eventfds.intx.is_none()).then_some(Lack::Intx)
-    }
-
-    /// Takes the ISR register over, and raises INTx if the driver has yet to read it.
-    pub(crate) fn adopt(&self, saved: &Saved) {
-        self.isr.store(saved.isr, Ordering::Release);
-        if saved.isr != 0 {
-            self.signal_intx();
-        }
     }
 
     /// Reads and clears the ISR register.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use memory::{GuestMemory, MapError, Policy, Region};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Lack, Limits, MemoryRule, Message, Misfit, Progress, Protocol,
-    QueueSetup, ResumeError, Server, State,
+    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
+    State,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -229,53 +229,6 @@ impl Protocol for VfioUser {
         };
         // Nothing of this can fail to be encoded into memory.
         State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
-    }
-
-    /// The VMM is ready when it has mapped the memory that the guest has, and has given an eventfd for each interrupt
-    /// that has one at the VMM from before. While it starts, it may have ranges that the guest does not have: the memory
-    /// of a PC looks different before its firmware has run.
-    fn progress(
-        &self,
-        current: &dyn Protocol,
-        _backend: &dyn Backend,
-        memory: MemoryRule,
-    ) -> Result<Progress, Misfit> {
-        if current.queues().is_empty() {
-            return Err(Misfit::NotStarted);
-        }
-        let elsewhere = match memory {
-            MemoryRule::Same => self.memory.file_difference(current.memory()),
-            MemoryRule::Copy => None,
-        };
-        if let Some((guest_addr, len)) = elsewhere {
-            return Err(Misfit::Memory { guest_addr, len });
-        }
-        if let Some((guest_addr, len)) = self.memory.range_difference(current.memory()) {
-            return Ok(Progress::Lacks(Lack::Memory { guest_addr, len }));
-        }
-        let saved = Saved::of(&current.state())?;
-        let lack = self.interrupts.lack(&saved.interrupts);
-        Ok(lack.map_or(Progress::Ready, Progress::Lacks))
-    }
-
-    /// The driver has set up the registers, and what of configuration space a guest can write. What this VMM has written
-    /// there was for a device that no driver has set up.
-    fn adopt(&mut self, current: &dyn Protocol) -> Result<(), Misfit> {
-        let saved = Saved::of(&current.state())?;
-        let registers = Registers::load(&saved.registers, &self.interrupts)?;
-        let is_like = registers.vectors() == self.registers.vectors();
-        if !is_like || saved.config_len != self.config_len {
-            return Err(ResumeError::Device.into());
-        }
-        let length = saved.config.len() as u64;
-        let refused = ResumeError::Value { what: "length of configuration space", value: length };
-        self.config.write(0, &saved.config).ok_or(refused)?;
-        self.registers = registers;
-        self.started = saved.started;
-        self.interrupts.adopt(&saved.interrupts);
-        self.registers.signal_request();
-        self.note(Change::Bytes);
-        Ok(())
     }
 }
 

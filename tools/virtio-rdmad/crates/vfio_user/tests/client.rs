@@ -13,8 +13,7 @@ use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vfio_user::{Fault, ProtocolError, VfioUser};
 use virtio_transport::{
-    Backend, Change, Error, Journal, Lack, MemoryRule, Misfit, Progress, Protocol, QueueSetup,
-    ResumeError, Server, State,
+    Backend, Change, Error, Journal, Protocol, QueueSetup, ResumeError, Server, State,
 };
 
 const QUEUES: u16 = 4;
@@ -166,32 +165,6 @@ impl Client {
 
     fn map_file(&mut self, address: u64, size: u64, file: &OwnedFd) -> Result<(), u32> {
         self.ask(2, &dma_map(address, size), &[file.as_fd()]).map(drop)
-    }
-
-    /// Returns how far this client is that is to take the device of another one over.
-    fn progress(&self, current: &Self) -> Result<Progress, Misfit> {
-        self.progress_with(current, MemoryRule::Same)
-    }
-
-    fn progress_with(&self, current: &Self, memory: MemoryRule) -> Result<Progress, Misfit> {
-        self.server.protocol().progress(current.server.protocol(), &self.device, memory)
-    }
-
-    /// Has this client go on with the device of another one.
-    fn adopt(&mut self, current: &Self) {
-        let (server, current): (&mut Server<dyn Protocol>, &Server<dyn Protocol>) =
-            (&mut self.server, &current.server);
-        server.adopt(current).unwrap();
-    }
-
-    /// Returns what a driver sees of the device: configuration space, and the registers with each queue selected.
-    fn view(&mut self) -> Vec<Vec<u8>> {
-        let mut view = vec![self.read(7, 0, 256).unwrap()];
-        for queue in 0..QUEUES as u8 {
-            self.write(0, 22, &[queue, 0]).unwrap();
-            view.push(self.read(0, 0, 56).unwrap());
-        }
-        view
     }
 
     fn set_irqs(&mut self, words: [u32; 4], fds: &[BorrowedFd<'_>]) -> Result<(), u32> {
@@ -568,116 +541,6 @@ fn a_successor_goes_on() {
     client.set_up();
     assert!(client.device.started.is_some());
     assert_eq!(client.read(0, 20, 1).unwrap(), [0xf]);
-}
-
-/// A driver notices nothing of another client that takes its device over: it sees the same device, its kicks arrive, and
-/// its interrupts come by the eventfds of that client.
-#[test]
-fn another_client_takes_the_device_over() {
-    let memory = new_memory(0x10_0000);
-    let vectors = || -> Vec<OwnedFd> { (0..4).map(|_| new_eventfd()).collect() };
-    let (old_fds, new_fds) = (vectors(), vectors());
-    let give = |client: &mut Client, vector: usize, fds: &[OwnedFd]| {
-        client.set_irqs([0x24, 2, vector as u32, 1], &[fds[vector].as_fd()]).unwrap();
-    };
-    let (mut old, mut new) = (Client::new(), Client::new());
-    assert!(matches!(new.progress(&old), Err(Misfit::NotStarted)));
-    old.map_file(0, 0x10_0000, &memory).unwrap();
-    for vector in [0, 2, 3] {
-        give(&mut old, vector, &old_fds);
-    }
-    old.set_up();
-    old.write(0, 16, &[2, 0]).unwrap();
-    old.write(7, 4, &[6, 0]).unwrap();
-    old.write(7, 0x10, &[0, 0, 0, 0xfe]).unwrap();
-
-    // What this one does to the device before it is ready reaches no driver.
-    new.write(7, 4, &[0, 4]).unwrap();
-    new.set_up();
-    new.ask(13, &[], &[]).unwrap();
-    let lack = |lack| Ok::<_, ()>(Progress::Lacks(lack));
-    let progress =
-        |new: &Client, old: &Client| new.progress(old).map_err(|error| panic!("{error}"));
-    assert_eq!(progress(&new, &old), lack(Lack::Memory { guest_addr: 0, len: 0x10_0000 }));
-    new.map_file(0, 0x10_0000, &memory).unwrap();
-    new.map(0x20_0000, 0x1000).unwrap();
-    assert_eq!(progress(&new, &old), lack(Lack::Memory { guest_addr: 0x20_0000, len: 0x1000 }));
-    new.ask(3, &dma_unmap(0x20_0000, 0x1000), &[]).unwrap();
-    for vector in [0, 2, 3] {
-        assert_eq!(progress(&new, &old), lack(Lack::Vector(vector as u16)));
-        give(&mut new, vector, &new_fds);
-    }
-    assert_eq!(progress(&new, &old), Ok(Progress::Ready));
-
-    let view = old.view();
-    new.adopt(&old);
-    assert!(new_fds.iter().all(|fd| count(fd) == 0), "there is nothing to tell");
-    assert_eq!(new.view(), view);
-    let queues = new.server.queues();
-    let [QueueSetup { index: 2, layout, kick: None, signal, .. }] = queues.as_slice() else {
-        panic!("only queue 2 runs");
-    };
-    assert_eq!((layout.size, layout.desc, layout.used), (128, 0x1000, 0x3000));
-    signal.signal();
-    assert_eq!(new_fds.iter().map(count).collect::<Vec<_>>(), [0, 0, 0, 1]);
-    assert!(old_fds.iter().all(|fd| count(fd) == 0));
-    new.write(0, 0x3008, &[2, 0]).unwrap();
-    assert_eq!(new.device.kicks, [2]);
-    new.server.needs_reset();
-    assert_eq!(count(&new_fds[2]), 1, "the vector of changes");
-    // The third client takes over a device that waits for a reset. Its driver is told once more.
-    let mut third = Client::new();
-    third.map_file(0, 0x10_0000, &memory).unwrap();
-    for vector in [0, 2, 3] {
-        give(&mut third, vector, &old_fds);
-    }
-    assert_eq!(progress(&third, &new), Ok(Progress::Ready));
-    third.adopt(&new);
-    assert_eq!(count(&old_fds[2]), 1, "the vector of changes");
-    assert_eq!(third.read(0, 20, 1), Ok(vec![0x4f]));
-    // The state that a journal keeps is that of the device which was taken over.
-    third.succeed(third.server.protocol().state()).unwrap();
-    assert_eq!(third.view(), new.view());
-    third.write(0, 20, &[0]).unwrap();
-    assert_eq!(third.device.resets, 1);
-}
-
-/// Memory in another file at the same addresses is another memory, also if its content is the same.
-#[test]
-fn a_client_with_other_memory_takes_no_device_over() {
-    let (mut old, mut new) = (Client::new(), Client::new());
-    old.drive();
-    new.map(0, 0x10_0000).unwrap();
-    let refused = new.progress(&old);
-    let range = (0, 0x10_0000);
-    assert!(
-        matches!(refused, Err(Misfit::Memory { guest_addr, len }) if (guest_addr, len) == range)
-    );
-}
-
-/// A guest without MSI-X keeps what it has yet to read from the ISR register, and INTx is raised for it again.
-#[test]
-fn another_client_takes_intx_over() {
-    let memory = new_memory(0x10_0000);
-    let (old_fd, new_fd) = (new_eventfd(), new_eventfd());
-    let (mut old, mut new) = (Client::new(), Client::new());
-    old.map_file(0, 0x10_0000, &memory).unwrap();
-    old.set_irqs([0x24, 0, 0, 1], &[old_fd.as_fd()]).unwrap();
-    old.set_up();
-    old.server.queues()[0].signal.signal();
-    assert_eq!(count(&old_fd), 1);
-
-    new.map_file(0, 0x10_0000, &memory).unwrap();
-    assert_eq!(new.progress(&old).unwrap(), Progress::Lacks(Lack::Intx));
-    new.set_irqs([0x24, 0, 0, 1], &[new_fd.as_fd()]).unwrap();
-    new.set_irqs([0x24, 2, 0, 1], &[new_fd.as_fd()]).unwrap();
-    assert_eq!(new.progress(&old).unwrap(), Progress::Lacks(Lack::NoMsix));
-    new.set_irqs([0x21, 2, 0, 0], &[]).unwrap();
-    assert_eq!(new.progress(&old).unwrap(), Progress::Ready);
-    new.adopt(&old);
-    assert_eq!(count(&new_fd), 1, "the interrupt is pending");
-    assert_eq!(new.read(0, 0x1000, 1), Ok(vec![1]));
-    assert_eq!(new.read(0, 0x1000, 1), Ok(vec![0]), "reading clears it");
 }
 
 /// Whatever the state is, it is refused or makes a connection.

@@ -9,8 +9,8 @@ use memory::{GuestMemory, MapError, Policy, Region};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Lack, Limits, MemoryRule, Message, Misfit, Progress, Protocol,
-    QueueSetup, ResumeError, Server, State,
+    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
+    State,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -221,52 +221,6 @@ impl Protocol for VhostUser {
         };
         // Nothing of this can fail to be encoded into memory.
         State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
-    }
-
-    /// The VMM is ready when the queues run that the guest uses. A front end gives out the memory and sets the features
-    /// before it starts a queue.
-    fn progress(
-        &self,
-        current: &dyn Protocol,
-        backend: &dyn Backend,
-        memory: MemoryRule,
-    ) -> Result<Progress, Misfit> {
-        let (queues, found) = (current.queues(), self.queues());
-        if queues.is_empty() {
-            return Err(Misfit::NotStarted);
-        }
-        let is_one_of = |queues: &[QueueSetup], queue: &QueueSetup| {
-            queues.iter().any(|other| (other.index, other.layout) == (queue.index, queue.layout))
-        };
-        if let Some(queue) = found.iter().find(|queue| !is_one_of(&queues, queue)) {
-            return Err(Misfit::Queue(queue.index));
-        }
-        if let Some(queue) = queues.iter().find(|queue| !is_one_of(&found, queue)) {
-            return Ok(Progress::Lacks(Lack::Queue(queue.index)));
-        }
-        let offered = backend.features();
-        let [found, agreed] = [self.features, current.features()].map(|f| f & offered);
-        if found != agreed {
-            return Err(Misfit::Features { found, agreed });
-        }
-        let difference = self.memory.range_difference(current.memory());
-        let difference = difference.or_else(|| match memory {
-            MemoryRule::Same => self.memory.file_difference(current.memory()),
-            MemoryRule::Copy => None,
-        });
-        if let Some((guest_addr, len)) = difference {
-            return Err(Misfit::Memory { guest_addr, len });
-        }
-        Ok(Progress::Ready)
-    }
-
-    /// All that the driver has set up has been said again by this VMM, so that only the request of a reset is left.
-    fn adopt(&mut self, current: &dyn Protocol) -> Result<(), Misfit> {
-        let saved = Saved::of(&current.state())?;
-        if saved.status & STATUS_NEEDS_RESET != 0 {
-            self.needs_reset();
-        }
-        Ok(())
     }
 }
 

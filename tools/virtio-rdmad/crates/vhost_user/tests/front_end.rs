@@ -9,10 +9,7 @@ use memory::{GuestMemory, Policy};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost_user::{BadFlags, Fault, Unanswerable, VhostUser};
-use virtio_transport::{
-    Backend, Error, Lack, MemoryRule, Misfit, Progress, Protocol, QueueSetup, ResumeError, Server,
-    State,
-};
+use virtio_transport::{Backend, Error, Protocol, QueueSetup, ResumeError, Server, State};
 
 const GUEST: u64 = 0x10_0000;
 const SIZE: u64 = 0x4_0000;
@@ -422,38 +419,6 @@ fn the_successor_of_a_back_end_that_is_killed_answers() {
     // Nothing is left that was handled.
     assert_eq!(front.ack(38, &more, &[]), 0);
     assert_eq!(front.answer(40), None);
-}
-
-/// A front end that takes a device over sets up what the first one has set up. That the device needs a reset is not for the
-/// front end to know, and is taken along.
-#[test]
-fn another_front_end_takes_the_device_over() {
-    let start = |front: &mut FrontEnd, queue| {
-        front.set_up(queue, &event(), &event());
-        assert_eq!(front.ack(18, &state(queue, 1), &[]), 0);
-    };
-    let progress = |new: &FrontEnd, old: &FrontEnd, memory| {
-        new.server.protocol().progress(old.server.protocol(), &new.device, memory)
-    };
-    let (mut old, mut new) = (FrontEnd::negotiated(), FrontEnd::negotiated());
-    let same = MemoryRule::Same;
-    assert!(matches!(progress(&new, &old, same), Err(Misfit::NotStarted)));
-    start(&mut old, 1);
-    start(&mut old, 3);
-    start(&mut new, 1);
-    assert_eq!(progress(&new, &old, same).unwrap(), Progress::Lacks(Lack::Queue(3)));
-    start(&mut new, 3);
-    let refused = progress(&new, &old, same);
-    assert!(matches!(refused, Err(Misfit::Memory { guest_addr: GUEST, len: SIZE })));
-    assert_eq!(progress(&new, &old, MemoryRule::Copy).unwrap(), Progress::Ready);
-    start(&mut new, 2);
-    assert!(matches!(progress(&new, &old, MemoryRule::Copy), Err(Misfit::Queue(2))));
-
-    old.server.needs_reset();
-    let server: &mut Server<dyn Protocol> = &mut new.server;
-    let current: &Server<dyn Protocol> = &old.server;
-    server.adopt(current).unwrap();
-    assert_eq!(new.u64(40), 0x40, "DEVICE_NEEDS_RESET");
 }
 
 /// The device writes to a queue until the reset that stops it is done.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `virtio-rdmad add`, `remove` and `move`: a guest comes to a running process, leaves it, or goes to another VMM.
+//! `virtio-rdmad add` and `remove`: a guest comes to a running process, or leaves it.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::call::call_with;
-use crate::control::interface::{RemoveReply, ADD_GUEST, CANCEL_MOVE, MOVE_GUEST, REMOVE_GUEST};
+use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
 use crate::nic::Framing;
-use crate::options::{AddOptions, GuestSpec, MoveOptions, RemoveOptions};
+use crate::options::{AddOptions, GuestSpec, RemoveOptions};
 use crate::socket::{Kind, Socket};
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
@@ -60,19 +60,4 @@ pub fn remove_from(
         }
     }
     Ok(removed)
-}
-
-/// Makes a socket, with the rights of whoever calls this, and has the next VMM that connects to it take a guest over; or
-/// cancels that.
-pub fn move_to(options: &MoveOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let MoveOptions { control, socket, freeze, cancel: _, name } = options;
-    let Some(path) = socket else {
-        call_with(control, CANCEL_MOVE, Some(json!({ "name": name })), &[])?;
-        return Ok(());
-    };
-    let mut socket = Socket::bind(path, Kind::Stream)?;
-    let parameters = json!({ "name": name, "freeze": freeze });
-    call_with(control, MOVE_GUEST, Some(parameters), &[socket.listener().as_fd()])?;
-    socket.keep_file();
-    Ok(())
 }

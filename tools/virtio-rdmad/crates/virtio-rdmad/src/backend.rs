@@ -51,19 +51,6 @@ impl GuestBackend {
         Ok(())
     }
 
-    /// Has the poller watch the kicks of these queues in the place of those that it watches. After an error it watches
-    /// the same as before.
-    pub fn replace_kicks(&mut self, queues: &[QueueSetup]) -> Result<(), String> {
-        let before = std::mem::take(&mut self.kicks);
-        let watched = queues.iter().try_for_each(|q| self.watch(q.index, q.kick.clone()));
-        let gone =
-            if watched.is_ok() { before } else { std::mem::replace(&mut self.kicks, before) };
-        for (_, kick) in gone {
-            self.poller.remove(&kick);
-        }
-        watched
-    }
-
     /// Has no poller watch the kicks until [`Self::attach`].
     pub fn detach(&self) {
         for (_, kick) in &self.kicks {

@@ -333,7 +333,7 @@ mod tests {
             assert_eq!(balance.turn(&guests, now), Some(PERIOD));
             assert_eq!(balance.turn(&guests, now + PERIOD / 4), Some(3 * PERIOD / 4));
             for order in workers.iter().flat_map(|worker| worker.take_inbox().orders) {
-                let Order::SendAway(guest, to) = order else { panic!("{order:?}") };
+                let Order::SendAway(guest, to) = order;
                 guests[guest as usize].link.set_worker(Some(to));
                 moved.push((look, guest, to));
             }

@@ -19,10 +19,6 @@ use crate::options::Transport;
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
 
-mod moves;
-
-use moves::Moving;
-
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
@@ -149,10 +145,8 @@ pub struct Connection {
     busy: bool,
     server: Box<Server<dyn Protocol>>,
     backend: GuestBackend,
-    /// The attempt to move the guest to another connection.
-    moving: Option<Moving>,
     poller: Arc<Poller>,
-    /// Whether the server is to look for messages, and that of the successor.
+    /// Whether the server is to look for messages.
     unread: bool,
     /// Whether the device cannot go on without a reset, and the driver was told.
     needs_reset: bool,
@@ -195,7 +189,6 @@ impl Connection {
             busy: false,
             server,
             backend,
-            moving: None,
             poller: poller.clone(),
             unread: true,
             needs_reset: false,
@@ -208,9 +201,6 @@ impl Connection {
     /// Has no poller watch the descriptors of the guest, because another worker is to serve it.
     pub fn detach(&self) {
         self.poller.remove(self.server.as_fd());
-        if let Some(socket) = self.moving.as_ref().and_then(Moving::socket) {
-            self.poller.remove(socket);
-        }
         self.backend.detach();
     }
 
@@ -219,10 +209,7 @@ impl Connection {
     pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), Ended> {
         self.poller = poller.clone();
         self.state = State::Runnable;
-        let sockets = self.moving.as_ref().and_then(Moving::socket);
-        for socket in sockets.into_iter().chain([self.server.as_fd()]) {
-            poller.add(socket, Source::Socket(self.guest.index))?;
-        }
+        poller.add(self.server.as_fd(), Source::Socket(self.guest.index))?;
         self.backend.attach(poller).map_err(Ended::GoOn)
     }
 
@@ -243,7 +230,6 @@ impl Connection {
             match self.serve() {
                 Ok(busy) => return Ok(busy),
                 Err(ended) => {
-                    self.forget_move();
                     self.backend.reset();
                     self.ended = Some(ended);
                 }
@@ -289,7 +275,6 @@ impl Connection {
             let span = self.span.clone();
             let _span = span.enter();
             self.unread = self.server.process(&mut self.backend)?;
-            self.unread |= self.serve_move()?;
         }
         let device = &self.guest.device;
         self.next = device.run(self.budget.get());
@@ -301,7 +286,6 @@ impl Connection {
             }
         }
         self.notice_losses();
-        self.unread |= self.follow_freeze();
         self.busy = unread || self.next == Next::Busy;
         Ok(self.busy)
     }
@@ -361,7 +345,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.forget_move();
         self.poller.remove(self.server.as_fd());
     }
 }

@@ -18,7 +18,6 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::attempt::Attempt;
 use crate::balance::Balance;
 use crate::control::{self, Surveyed};
 use crate::events::Events;
@@ -33,7 +32,6 @@ use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::{Kind, Socket};
 use crate::switch::Switch;
-use crate::takeover::NotMoved;
 use crate::uplink::Uplink;
 use crate::worker::Worker;
 use crate::worker_handle::WorkerHandle;
@@ -547,14 +545,10 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
         // While one VMM of a guest is connected, another one has to wait.
         let mut free: Vec<_> = all.iter().collect();
         free.retain(|guest| pause.is_none() && guest.link.worker().is_none());
-        // An attempt does not go on with the next VMM: a guest that is free by now is accepted in the next round.
-        let mut moving = guests_that_move(&all);
-        moving.retain(|_| pause.is_none());
         let mut fds =
             vec![PollFd::new(signals, PollFlags::IN), PollFd::new(guests.changes(), PollFlags::IN)];
-        let own = free.iter().map(|guest| &guest.socket);
-        let sockets = own.chain(moving.iter().map(|(_, _, socket)| &**socket));
-        fds.extend(sockets.map(|socket| PollFd::new(socket.listener(), PollFlags::IN)));
+        let listeners = free.iter().map(|guest| guest.socket.listener());
+        fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
         let timeout = paused.into_iter().chain(until_look).min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -570,34 +564,12 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
             // Which guests it was does not matter: the next round looks at all of them.
             let _ = rustix::io::read(guests.changes(), &mut [0; 8]);
         }
-        let (own, moves) = ready[2..].split_at(free.len());
-        let accepted = free.into_iter().zip(own).filter(|(_, ready)| **ready);
-        let accepted = accepted.map(|(guest, _)| (guest, guests.accept(guest.index)));
-        let moved = moving.into_iter().zip(moves).filter(|(_, ready)| **ready);
-        let moved =
-            moved.map(|((guest, attempt, socket), _)| (guest, guest.accept_move(&attempt, socket)));
-        for (guest, result) in accepted.chain(moved) {
-            if let Err(error) = result {
+        let accepted = free.into_iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
+        for (guest, _) in accepted {
+            if let Err(error) = guests.accept(guest.index) {
                 tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
                 pause = Some(Instant::now() + ACCEPT_PAUSE);
             }
         }
     }
-}
-
-/// Returns the guests that other VMMs are to take over, the attempts, and where these VMMs connect. The attempt ends for a
-/// guest whose VMM has gone meanwhile.
-fn guests_that_move(guests: &[Arc<Guest>]) -> Vec<(&Arc<Guest>, Arc<Attempt>, Arc<Socket>)> {
-    let mut moving = Vec::new();
-    for guest in guests {
-        let Some(attempt) = guest.attempt() else { continue };
-        if guest.link.worker().is_some() {
-            let socket = attempt.socket();
-            moving.extend(socket.map(|socket| (guest, attempt, socket)));
-        } else if guest.end_attempt(&attempt) {
-            drop(attempt);
-            guest.link.tell_not_moved(&NotMoved::Gone);
-        }
-    }
-    moving
 }

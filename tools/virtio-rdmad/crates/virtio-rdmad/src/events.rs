@@ -29,10 +29,6 @@ pub enum Event {
     Connected { worker: usize },
     /// Another worker than before, this one, serves it.
     Moved { worker: usize },
-    /// Another VMM was to take it over, and has not done so, for this reason.
-    NotMoved { reason: String },
-    /// Its device is frozen, because its memory is to be copied for another VMM.
-    Frozen,
     /// Its VMM is connected no longer, for this reason.
     Disconnected { reason: String },
     /// Its driver has started the device.
@@ -113,13 +109,9 @@ fn report((time, guest, event): &(SystemTime, String, Event)) -> EventReport {
     match event {
         Event::Connected { worker } => EventReport { worker: Some(*worker), ..of("connected") },
         Event::Moved { worker } => EventReport { worker: Some(*worker), ..of("moved") },
-        Event::NotMoved { reason } => {
-            EventReport { reason: Some(reason.clone()), ..of("not_moved") }
-        }
         Event::Disconnected { reason } => {
             EventReport { reason: Some(reason.clone()), ..of("disconnected") }
         }
-        Event::Frozen => of("frozen"),
         Event::Started => of("started"),
         Event::Reset => of("reset"),
         Event::Incident(Incident::Send { qpn, status }) => {

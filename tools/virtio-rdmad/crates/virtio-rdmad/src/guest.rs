@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest: what outlives the connections of its VMM.
 
-use std::io::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,15 +9,13 @@ use engine::{Device, Incident};
 use memory::Policy;
 use serde::{Deserialize, Serialize};
 
-use crate::attempt::Attempt;
 use crate::events::{Event, Events};
 use crate::handover::Kept;
 use crate::options::{GuestSpec, SpecError};
 use crate::policy::PolicyChange;
 use crate::socket::Socket;
-use crate::takeover::NotMoved;
 use crate::times;
-use crate::worker_handle::{Order, WorkerHandle};
+use crate::worker_handle::WorkerHandle;
 
 /// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;
@@ -49,22 +46,6 @@ impl Link {
     /// Tells whoever watches what has happened to the guest.
     pub fn tell(&self, event: Event) {
         self.events.note(&self.name, event);
-    }
-
-    /// Has the worker of the guest look at the attempt to move it to another connection. Nobody does so for a guest whose
-    /// VMM has gone: the main thread ends the attempt then.
-    pub fn review_move(&self) {
-        let worker = || self.worker().and_then(|index| self.workers.get(index));
-        let tells =
-            || worker().is_none_or(|worker| worker.order(Order::ReviewMove(self.guest)).is_ok());
-        // A worker that has retired takes no order. The link names another one by then.
-        let _ = tells() || tells();
-    }
-
-    /// Tells why a VMM has not taken the guest over.
-    pub fn tell_not_moved(&self, reason: &NotMoved) {
-        tracing::warn!(guest = self.name, %reason, "not moved to another connection");
-        self.tell(Event::NotMoved { reason: reason.to_string() });
     }
 
     /// Returns the index of the worker that serves the guest.
@@ -137,8 +118,6 @@ pub struct Guest {
     pub memory: Policy,
     /// Where its VMM connects.
     pub socket: Socket,
-    /// The attempt to move it to another connection.
-    pub(crate) attempt: Mutex<Option<Arc<Attempt>>>,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,
     /// What a later process will have of it, if anything.
@@ -169,50 +148,6 @@ impl Guest {
         if let Some(mut kept) = self.kept() {
             kept.set_leaves();
         }
-    }
-
-    /// Begins an attempt to move it to another connection. An earlier attempt ends.
-    pub fn begin_attempt(&self, attempt: Attempt) {
-        let before = self.lock_attempt().replace(Arc::new(attempt));
-        if before.is_some() {
-            self.link.tell_not_moved(&NotMoved::Replaced);
-        }
-        self.link.review_move();
-    }
-
-    /// Cancels the attempt to move it. Returns whether there was one.
-    pub fn cancel_attempt(&self) -> bool {
-        let attempt = self.lock_attempt().take();
-        if attempt.is_some() {
-            self.link.tell_not_moved(&NotMoved::Cancelled);
-            self.link.review_move();
-        }
-        attempt.is_some()
-    }
-
-    /// Ends this attempt. Returns `false` if it has ended before; otherwise the caller tells how it has ended.
-    pub fn end_attempt(&self, attempt: &Arc<Attempt>) -> bool {
-        self.lock_attempt().take_if(|current| Arc::ptr_eq(current, attempt)).is_some()
-    }
-
-    /// Returns the attempt to move it, if there is one.
-    pub fn attempt(&self) -> Option<Arc<Attempt>> {
-        self.lock_attempt().clone()
-    }
-
-    /// Accepts the VMM that is to take the guest over in this attempt, if it waits. `socket` is that of the attempt, and is
-    /// closed before anybody is told of the VMM: the next attempt may have a socket of the same name.
-    pub fn accept_move(&self, attempt: &Attempt, socket: Arc<Socket>) -> Result<(), Error> {
-        let has_come = attempt.accept()?;
-        drop(socket);
-        if has_come {
-            self.link.review_move();
-        }
-        Ok(())
-    }
-
-    fn lock_attempt(&self) -> MutexGuard<'_, Option<Arc<Attempt>>> {
-        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns what it is now, as in `--guest`.

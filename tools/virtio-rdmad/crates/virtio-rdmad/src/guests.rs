@@ -16,7 +16,6 @@ use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 
-use crate::attempt::Attempt;
 use crate::events::Events;
 use crate::guest::{Guest, Link, Origin};
 use crate::handover::{Connected, Kept, Manager};
@@ -84,23 +83,6 @@ pub enum RemoveError {
     /// Its VMM is connected.
     #[error("the VMM of guest \"{0}\" is connected")]
     Connected(String),
-}
-
-/// Why a guest cannot be moved to another connection.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum MoveError {
-    /// There is no guest of this name.
-    #[error("no guest has the name \"{0}\"")]
-    Unknown(String),
-    /// No VMM is connected from which it could be moved.
-    #[error("the VMM of guest \"{0}\" is not connected")]
-    NotConnected(String),
-    /// It is not on its way to another connection.
-    #[error("the guest \"{0}\" is not to move")]
-    NotMoving(String),
-    /// There may be too few for a second VMM.
-    #[error(transparent)]
-    Descriptors(#[from] TooFewDescriptors),
 }
 
 /// Why the policy of a guest cannot change.
@@ -247,13 +229,9 @@ impl Guests {
         Ok(guest)
     }
 
-    /// Checks that there are so many descriptors more, however many the guests need yet. A guest that is to move needs them
-    /// for two VMMs.
+    /// Checks that there are so many descriptors more, however many the guests need yet.
     fn check_descriptors(&self, needed: u64) -> Result<(), TooFewDescriptors> {
-        let of_guest = |guest: &Arc<Guest>| {
-            let vmms = 1 + u64::from(guest.attempt().is_some());
-            vmms * descriptors_of(&guest.spec, guest.memory)
-        };
+        let of_guest = |guest: &Arc<Guest>| descriptors_of(&guest.spec, guest.memory);
         let used: u64 = self.all().iter().map(of_guest).sum();
         let left = self.descriptors.saturating_sub(used);
         if needed > left {
@@ -338,25 +316,11 @@ impl Guests {
             rings: spec.rings,
             wake: link.clone(),
         });
-        let (rings, work, attempt) = Default::default();
+        let (rings, work) = Default::default();
         let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
         let kept = kept.map(Mutex::new);
         let text = Mutex::new(spec.text.clone());
-        Guest {
-            spec,
-            text,
-            origin,
-            index,
-            device,
-            link,
-            rings,
-            work,
-            memory,
-            socket,
-            attempt,
-            leaves,
-            kept,
-        }
+        Guest { spec, text, origin, index, device, link, rings, work, memory, socket, leaves, kept }
     }
 
     /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
@@ -465,36 +429,6 @@ impl Guests {
             guest.link.set_worker(None);
         }
         Ok(())
-    }
-
-    /// Begins an attempt to move the guest of this name to another connection.
-    pub fn move_to(&self, name: &str, attempt: Attempt) -> Result<(), MoveError> {
-        let guest = self.of_name(name).ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
-        if guest.link.worker().is_none() {
-            return Err(MoveError::NotConnected(name.to_owned()));
-        }
-        // An earlier attempt gives its own back.
-        if guest.attempt().is_none() {
-            self.check_descriptors(descriptors_of(&guest.spec, guest.memory))?;
-        }
-        guest.begin_attempt(attempt);
-        self.note_change();
-        Ok(())
-    }
-
-    /// Cancels the attempt to move the guest of this name.
-    pub fn cancel_move(&self, name: &str) -> Result<(), MoveError> {
-        let guest = self.of_name(name).ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
-        if !guest.cancel_attempt() {
-            return Err(MoveError::NotMoving(name.to_owned()));
-        }
-        // The main thread has the socket until then.
-        self.note_change();
-        Ok(())
-    }
-
-    fn of_name(&self, name: &str) -> Option<Arc<Guest>> {
-        self.all().into_iter().find(|guest| guest.spec.name == name)
     }
 
     /// Has the main thread look at the guests. Any thread may call this.
@@ -634,20 +568,6 @@ mod tests {
         let refused = add(&guests, "name=b").err().unwrap();
         let AddError::Descriptors(too_few) = refused else { panic!("{refused}") };
         assert_eq!(too_few.needed, too_few.left + 1);
-        first.link.set_worker(Some(0));
-        let attempt = || Attempt::new(socket(), false);
-        assert_eq!(guests.move_to("a", attempt()), Err(MoveError::Descriptors(too_few)));
-        guests.descriptors += 1;
-        guests.move_to("a", attempt()).unwrap();
-        // Another attempt takes the place of the first one.
-        guests.move_to("a", attempt()).unwrap();
-        assert!(matches!(
-            add(&guests, "name=c,rings=off,max-qp=2,max-cq=2"),
-            Err(AddError::Descriptors(TooFewDescriptors { left: 0, .. }))
-        ));
-        guests.cancel_move("a").unwrap();
-        first.link.set_worker(None);
-        guests.descriptors -= 1;
         add(&guests, "name=c,rings=off,max-qp=2,max-cq=2").unwrap();
         guests.remove("a", false).unwrap();
         add(&guests, "name=b").unwrap();

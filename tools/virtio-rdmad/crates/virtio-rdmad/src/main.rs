@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 
 mod add_remove;
-mod attempt;
 mod backend;
 mod balance;
 mod call;
@@ -41,7 +40,6 @@ mod socket;
 mod spin;
 mod status;
 mod switch;
-mod takeover;
 mod times;
 mod top;
 mod uplink;
@@ -70,7 +68,6 @@ fn main() -> ExitCode {
         Some(Command::Set(set)) => set::run(set),
         Some(Command::Reload(reload)) => reload::run(reload),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
-        Some(Command::Move(options)) => add_remove::move_to(options),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {

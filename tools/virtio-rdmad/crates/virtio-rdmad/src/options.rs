@@ -273,8 +273,6 @@ pub enum Command {
     Set(SetOptions),
     /// Remove a guest from a running virtio-rdmad.
     Remove(RemoveOptions),
-    /// Have another VMM take a guest over from the one that is connected.
-    Move(MoveOptions),
     /// Have a running virtio-rdmad follow its configuration file.
     ///
     /// Guests that are new in the file are added, those that are gone from it leave with their VMMs, and what
@@ -361,35 +359,6 @@ pub struct RemoveOptions {
     /// connect. Otherwise that is an error.
     #[arg(long)]
     pub drain: bool,
-
-    /// The name of the guest.
-    pub name: String,
-}
-
-/// Options of `virtio-rdmad move`.
-#[derive(Args, Debug)]
-pub struct MoveOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
-
-    /// Where the other VMM connects. The next one that does takes the guest over.
-    ///
-    /// The socket is made with the rights of whoever calls this.
-    #[arg(long, value_name = "PATH", required_unless_present = "cancel")]
-    pub socket: Option<PathBuf>,
-
-    /// Freeze the device until the other VMM takes the guest over, and let that have a copy of the
-    /// memory.
-    ///
-    /// Copy the memory after the event "frozen", which `virtio-rdmad watch` prints. Without this option
-    /// the other VMM must have the same memory.
-    #[arg(long)]
-    pub freeze: bool,
-
-    /// Have the guest stay with its VMM: end what an earlier call has begun.
-    #[arg(long, conflicts_with_all = ["socket", "freeze"])]
-    pub cancel: bool,
 
     /// The name of the guest.
     pub name: String,

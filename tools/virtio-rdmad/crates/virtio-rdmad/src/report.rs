@@ -115,8 +115,6 @@ pub struct GuestReport {
     pub leaving: bool,
     /// The index of the worker that serves it.
     pub worker: Option<usize>,
-    /// How far it is on its way to another connection, if it is to move to one.
-    pub moving: Option<MoveReport>,
     /// Whether its driver has started the device.
     pub started: bool,
     /// "rings" or "virtqueues" once the device has started.
@@ -143,20 +141,6 @@ pub struct GuestReport {
     pub counters: BTreeMap<String, u64>,
     /// The counters of its network interface by name; empty if the process does not serve one.
     pub nic: BTreeMap<String, u64>,
-}
-
-/// A guest's way to another connection.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-pub struct MoveReport {
-    /// Whether the device is to be frozen until the end.
-    pub freezes: bool,
-    /// Whether it is frozen: no thread touches the guest's memory.
-    pub frozen: bool,
-    /// Whether the other VMM has connected.
-    pub connected: bool,
-    /// What that has not set up yet, as far as it is known.
-    pub lacks: Option<String>,
 }
 
 /// How much a guest may have: the smaller of what its device can have and what its policy allows.
@@ -218,8 +202,8 @@ pub struct QpReport {
 pub struct EventReport {
     /// When, in microseconds since 1970.
     pub time_usec: u64,
-    /// What: "watching" when events begin to be told of, "connected", "moved", "frozen", "not_moved", "disconnected",
-    /// "qp_error", "cq_error", "srq_error", "started" and "reset" for the device, or "lost" where events were not told of.
+    /// What: "watching" when events begin to be told of, "connected", "moved", "disconnected", "qp_error", "cq_error",
+    /// "srq_error", "started" and "reset" for the device, or "lost" where events were not told of.
     pub event: String,
     /// The guest that it has happened to.
     #[serde(skip_serializing_if = "Option::is_none")]

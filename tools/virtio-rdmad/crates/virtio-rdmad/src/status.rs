@@ -9,7 +9,7 @@ use crate::call::call;
 use crate::control::interface::STATUS;
 use crate::options::StatusOptions;
 use crate::report::{
-    GidReport, GuestReport, MoveReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
+    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
 };
 
 /// Asks the process behind the control socket and prints its answer.
@@ -64,31 +64,17 @@ fn guest(guest: &GuestReport) -> String {
     let GuestReport { name, transport, socket, network, pds, mrs, mws, cqs, .. } = guest;
     let (worker, mac) = (or_dash(guest.worker), or_dash(guest.mac.as_ref()));
     let (qps, srqs) = (guest.qps.len(), guest.srqs.len());
-    let moving = guest.moving.as_ref().map(moving);
     let head = format!(
         "{name}: {state}, worker {worker}, {transport} {socket}, network {network}, MAC {mac}\n"
     );
     let objects = format!("  {pds} PDs, {mrs} MRs, {mws} MWs, {cqs} CQs, {qps} QPs, {srqs} SRQs\n");
     std::iter::once(head)
-        .chain(moving)
         .chain(guest.gids.iter().map(gid))
         .chain([objects])
         .chain(guest.qps.iter().map(qp))
         .chain(guest.srqs.iter().map(srq))
         .chain([text_of_counters("", &guest.counters), text_of_counters("nic_", &guest.nic)])
         .collect()
-}
-
-fn moving(MoveReport { freezes, frozen, connected, lacks }: &MoveReport) -> String {
-    let device = match (freezes, frozen) {
-        (_, true) => "the device is frozen, ",
-        (true, false) => "the device is about to be frozen, ",
-        (false, false) => "",
-    };
-    let vmm =
-        if *connected { "a VMM is to take it over" } else { "no VMM has come to take it over" };
-    let lacks = lacks.as_ref().map(|lacks| format!(": {lacks}")).unwrap_or_default();
-    format!("  to move: {device}{vmm}{lacks}\n")
 }
 
 fn gid(GidReport { index, gid, vlan }: &GidReport) -> String {
@@ -126,7 +112,6 @@ mod tests {
             "wait_seconds": 1.0, "sleep_seconds": 4.0 }], "guests": [{
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true,
-            "moving": { "freezes": true, "frozen": true, "connected": true, "lacks": "it has not started queue 4" },
             "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
             "mws": 1, "gids": [{ "index": 0, "gid": "fe80::1", "vlan": null },
                                 { "index": 1, "gid": "fe80::1", "vlan": 5 }],
@@ -144,7 +129,6 @@ mod tests {
 worker 0: 1 guests, works 12.5 %, polls 25.0 %, waits for a processor 12.5 %, sleeps 50.0 %
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
-  to move: the device is frozen, a VMM is to take it over: it has not started queue 4
   GID 0 fe80::1
   GID 1 fe80::1 VLAN 5
   1 PDs, 2 MRs, 1 MWs, 3 CQs, 2 QPs, 2 SRQs

@@ -308,7 +308,6 @@ impl Worker {
         for order in orders {
             match order {
                 Order::SendAway(guest, to) => self.send_away(guest, to),
-                Order::ReviewMove(guest) => self.review_move(guest),
             }
         }
     }
@@ -381,22 +380,6 @@ impl Worker {
             // It has retired.
             connection.guest.link.set_worker(Some(self.index));
             self.go_on(*connection);
-        }
-    }
-
-    /// Looks at the attempt to move a guest to another connection. A guest that is served elsewhere by now is looked at
-    /// there.
-    fn review_move(&mut self, guest: u32) {
-        if let Some(at) = self.position(guest) {
-            self.guard(at, |connection| {
-                connection.review_move();
-                Ok(())
-            });
-            return;
-        }
-        // It may be on its way to this worker.
-        if let Some(guest) = self.guests.get(guest) {
-            guest.link.review_move();
         }
     }
 

@@ -30,8 +30,6 @@ pub enum Arrival {
 pub enum Order {
     /// Hand the guest to the worker with this index.
     SendAway(u32, usize),
-    /// Look at the attempt to move the guest to another connection, which has changed.
-    ReviewMove(u32),
 }
 
 /// What other threads have for a worker.

@@ -10,8 +10,7 @@
 //! (until the backend [is settled](Backend::is_settled)) the server sends no reply and reads no
 //! other message.
 //!
-//! A [`Journal`] keeps what the VMM has said, so that another process can go on with the connection. Another VMM can take
-//! the device over from the one that is connected ([`Progress`]).
+//! A [`Journal`] keeps what the VMM has said, so that another process can go on with the connection.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +20,6 @@ mod error;
 mod fault;
 mod journal;
 mod server;
-mod takeover;
 
 pub use backend::{Backend, QueueSetup};
 pub use channel::{Message, MAX_DESCRIPTORS};
@@ -29,4 +27,3 @@ pub use error::Error;
 pub use fault::Faults;
 pub use journal::{Change, Journal, ResumeError, State};
 pub use server::{Limits, Protocol, Server};
-pub use takeover::{Lack, MemoryRule, Misfit, Progress};

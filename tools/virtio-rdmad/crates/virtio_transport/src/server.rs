@@ -8,7 +8,7 @@ use memory::GuestMemory;
 
 use crate::channel::{Channel, Message};
 use crate::journal::{Change, Journal, ResumeError, State};
-use crate::{Backend, Error, MemoryRule, Misfit, Progress, QueueSetup};
+use crate::{Backend, Error, QueueSetup};
 
 /// Bounds of what a server takes from a VMM.
 #[derive(Clone, Copy, Debug)]
@@ -57,23 +57,6 @@ pub trait Protocol: Send {
 
     /// Returns what the VMM has said so far, for a successor of this process.
     fn state(&self) -> State;
-
-    /// Returns how far the VMM is that is to take the device over from the VMM of `current`, a connection of the same
-    /// protocol. `backend` is the device as this VMM has found it, and `memory` says which memory it must have. An error
-    /// ends the attempt.
-    fn progress(
-        &self,
-        current: &dyn Protocol,
-        backend: &dyn Backend,
-        memory: MemoryRule,
-    ) -> Result<Progress, Misfit>;
-
-    /// Makes of the device what the driver has made of it by the VMM of `current`, because the driver goes on with this
-    /// one, which is [ready](Progress::Ready). Interrupts for changes of the configuration that the driver may not have
-    /// seen are raised; those of queues are left to the caller. What the VMM itself has set up stays.
-    ///
-    /// After an error this connection is of no use. Nothing of `current` changes.
-    fn adopt(&mut self, current: &dyn Protocol) -> Result<(), Misfit>;
 }
 
 /// One connection of a VMM.
@@ -96,24 +79,6 @@ impl<P: Protocol> Server<P> {
     /// Returns the protocol's part of the connection.
     pub fn protocol(&self) -> &P {
         &self.protocol
-    }
-}
-
-impl Server<dyn Protocol> {
-    /// Returns how far the VMM is that is to take the device over from the VMM of `current`. See [`Protocol::progress`].
-    pub fn progress(
-        &self,
-        current: &Self,
-        backend: &dyn Backend,
-        memory: MemoryRule,
-    ) -> Result<Progress, Misfit> {
-        self.protocol.progress(&current.protocol, backend, memory)
-    }
-
-    /// Makes of the device what the driver has made of it by the VMM of `current`. See [`Protocol::adopt`]. A journal
-    /// that [keeps](Self::keep_in) what the VMM says begins after this.
-    pub fn adopt(&mut self, current: &Self) -> Result<(), Misfit> {
-        self.protocol.adopt(&current.protocol)
     }
 }
 

@@ -12,9 +12,8 @@ use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
-use crate::attempt::Attempt;
 use crate::guest::Origin;
-use crate::guests::{AddError, MoveError, RemoveError, SetError};
+use crate::guests::{AddError, RemoveError, SetError};
 use crate::nic::Framing;
 use crate::options::{GuestSpec, SpecError};
 use crate::policy::{PolicyChange, PolicyError};
@@ -37,12 +36,6 @@ pub const ADD_GUEST: &str = "org.virtio-rdma.Daemon.AddGuest";
 
 /// The method that removes a guest.
 pub const REMOVE_GUEST: &str = "org.virtio-rdma.Daemon.RemoveGuest";
-
-/// The method that has another VMM take a guest over.
-pub const MOVE_GUEST: &str = "org.virtio-rdma.Daemon.MoveGuest";
-
-/// The method that cancels that.
-pub const CANCEL_MOVE: &str = "org.virtio-rdma.Daemon.CancelMove";
 
 /// The method that changes what a guest may do.
 pub const SET_POLICY: &str = "org.virtio-rdma.Daemon.SetPolicy";
@@ -142,22 +135,6 @@ impl Daemon {
         }
     }
 
-    /// Has the next VMM that connects to the listening socket, which has come with the call, take a guest over.
-    fn move_guest(&self, name: &str, freezes: bool) -> Result<Reply, Refused> {
-        let socket = self.sockets(&[Kind::Stream])?.pop();
-        let Some(socket) = socket else { return Err(no_socket(NO_SOCKETS)) };
-        let begun = self.surveyed.guests.move_to(name, Attempt::new(socket, freezes));
-        begun.map_err(refused_move)?;
-        tracing::info!(guest = name, freezes, "to move to another connection");
-        Ok(Reply::parameters(Some(json!({}))))
-    }
-
-    /// Has a guest stay with the VMM that is connected.
-    fn cancel_move(&self, name: &str) -> Result<Reply, Refused> {
-        self.surveyed.guests.cancel_move(name).map_err(refused_move)?;
-        Ok(Reply::parameters(Some(json!({}))))
-    }
-
     /// Takes the listening sockets that have come with the call, which must be of these kinds.
     fn sockets(&self, kinds: &[Kind]) -> Result<Vec<Socket>, Refused> {
         let mut descriptors =
@@ -202,18 +179,6 @@ const NO_SOCKETS: &str =
 /// Returns the error of a call whose sockets are not right.
 fn no_socket(reason: &str) -> Refused {
     refused("InvalidSocket", "reason", reason)
-}
-
-/// Returns the error of a guest that cannot move, or whose move cannot be cancelled.
-fn refused_move(error: MoveError) -> Refused {
-    match error {
-        MoveError::Unknown(name) => refused("UnknownGuest", "name", &name),
-        MoveError::NotConnected(name) => refused("GuestNotConnected", "name", &name),
-        MoveError::NotMoving(name) => refused("GuestNotMoving", "name", &name),
-        MoveError::Descriptors(too_few) => {
-            refused("TooFewDescriptors", "reason", &too_few.to_string())
-        }
-    }
 }
 
 /// Returns the error of a policy that a guest cannot have.
@@ -293,15 +258,6 @@ impl Interface for Daemon {
                 let drain = parameters.flag("drain")?;
                 parameters.end()?;
                 self.remove_guest(&name, drain)
-            }),
-            MOVE_GUEST => parameters.text("name").and_then(|name| {
-                let freezes = parameters.flag("freeze")?;
-                parameters.end()?;
-                self.move_guest(&name, freezes)
-            }),
-            CANCEL_MOVE => parameters.text("name").and_then(|name| {
-                parameters.end()?;
-                self.cancel_move(&name)
             }),
             MONITOR => match parameters.end() {
                 Ok(()) => return self.monitor(call),

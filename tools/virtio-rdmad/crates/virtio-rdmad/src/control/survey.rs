@@ -104,7 +104,6 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
         connected: guest.link.worker().is_some(),
         leaving: guest.leaves.load(Ordering::Relaxed),
         worker: guest.link.worker(),
-        moving: guest.attempt().map(|attempt| attempt.report()),
         started,
         queues: started.then(|| queues.to_owned()),
         gids: gids.into_iter().map(gid_report).collect(),

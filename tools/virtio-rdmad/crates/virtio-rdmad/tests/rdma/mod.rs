@@ -15,8 +15,8 @@ use super::front_end::{new_eventfd, LIMIT};
 
 mod vmm;
 
-use vmm::BAR0;
-pub use vmm::{Transport, Vmm, CONFIG};
+pub use vmm::Transport;
+use vmm::Vmm;
 
 /// The address where the VMM says that it has the memory, and the number of bytes.
 const USER: u64 = 0x10_0000;
@@ -55,12 +55,6 @@ pub struct RdmaGuest {
     free: u64,
     lkey: u32,
     pdn: u32,
-    /// The feature bits that the VMM sets.
-    pub features: u64,
-    /// The number of descriptors that the VMM names for each queue.
-    pub size: u16,
-    /// The guest address that the VMM names for the memory.
-    pub place: u64,
 }
 
 impl RdmaGuest {
@@ -73,11 +67,8 @@ impl RdmaGuest {
             free: BUFFERS,
             lkey: 0,
             pdn: 0,
-            features: 0,
-            size: SIZE,
-            place: 0,
         };
-        this.give_memory();
+        this.vmm.give_memory(&this.memory);
         for queue in [0, 1].into_iter().chain(QPNS.into_iter().flat_map(send_and_receive)) {
             this.add_queue(queue);
         }
@@ -102,81 +93,6 @@ impl RdmaGuest {
             this.add(1, &[(cqe_at(chain), 64, true)]);
         }
         this
-    }
-
-    /// Has another VMM, with the same memory, set the device up that is behind this socket. Returns the connection of the
-    /// VMM from before.
-    pub fn change_vmm(&mut self, socket: UnixStream) -> UnixStream {
-        self.change_vmm_after(socket, |_| {})
-    }
-
-    /// Does the same as [`Self::change_vmm`] with a VMM that does something else in between.
-    pub fn change_vmm_after(
-        &mut self,
-        socket: UnixStream,
-        between: impl FnOnce(&Vmm),
-    ) -> UnixStream {
-        let before = std::mem::replace(&mut self.vmm.socket, socket);
-        self.give_memory();
-        between(&self.vmm);
-        for queue in self.queues.values_mut() {
-            (queue.kick, queue.call) = (new_eventfd(), new_eventfd());
-        }
-        self.vmm.give_queues(&self.queues, self.size);
-        before
-    }
-
-    /// Returns what its driver sees of a device with vfio-user: configuration space, and the registers with each queue
-    /// selected.
-    pub fn view(&self) -> Vec<Vec<u8>> {
-        let mut view = vec![self.vmm.read(CONFIG, 0, 256)];
-        for index in self.queues.keys() {
-            self.vmm.select_queue(*index);
-            view.push(self.vmm.read(BAR0, 0, 56));
-        }
-        view
-    }
-
-    /// Has a VMM set the device up that is behind this socket, in another way than the guest has it, as `change` says.
-    /// Returns its connection.
-    pub fn try_change_vmm(
-        &mut self,
-        socket: UnixStream,
-        change: impl FnOnce(&mut Self),
-    ) -> UnixStream {
-        let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
-        let queues = self.queues.iter().map(|(index, queue)| {
-            let &Queue { at, next, seen, .. } = queue;
-            (*index, Queue { at, next, seen, kick: new_eventfd(), call: new_eventfd() })
-        });
-        let mut other = Self {
-            vmm: self.vmm.try_clone(),
-            memory: copy(&self.memory),
-            queues: queues.collect(),
-            ..*self
-        };
-        change(&mut other);
-        drop(other.change_vmm(socket));
-        other.vmm.socket
-    }
-
-    /// Has other memory with the same content.
-    pub fn copy_memory(&mut self) {
-        let copy = new_memory();
-        rustix::io::pwrite(&copy, &bytes_of(&self.memory), 0).unwrap();
-        self.memory = copy;
-    }
-
-    /// Has a queue that the guest does not use.
-    pub fn invent_queue(&mut self) {
-        let at = RINGS + self.queues.len() as u64 * RING;
-        let (kick, call) = (new_eventfd(), new_eventfd());
-        self.queues.insert(MAX_CQ, Queue { at, next: 0, seen: 0, kick, call });
-    }
-
-    /// Leaves a queue out that the guest uses.
-    pub fn forget_queue(&mut self) {
-        self.queues.pop_last();
     }
 
     /// Makes a reliable connection's QP, and returns its number.
@@ -384,10 +300,6 @@ impl RdmaGuest {
 
     fn write(&self, at: u64, bytes: &[u8]) {
         assert_eq!(rustix::io::pwrite(&self.memory, bytes, at), Ok(bytes.len()));
-    }
-
-    fn give_memory(&self) {
-        self.vmm.give_memory(&self.memory, self.features, self.place);
     }
 
     fn add_queue(&mut self, index: u16) {

@@ -23,9 +23,7 @@ mod command {
     pub const VERSION: u16 = 1;
     pub const DMA_MAP: u16 = 2;
     pub const SET_IRQS: u16 = 8;
-    pub const REGION_READ: u16 = 9;
     pub const REGION_WRITE: u16 = 10;
-    pub const RESET: u16 = 13;
 }
 /// The flag of a message that gets no reply.
 const NO_REPLY: u32 = 0x10;
@@ -33,8 +31,8 @@ const NO_REPLY: u32 = 0x10;
 const EVENTFD: u32 = 0x24;
 const MSIX: u32 = 2;
 /// Regions of a PCI device.
-pub const BAR0: u32 = 0;
-pub const CONFIG: u32 = 7;
+const BAR0: u32 = 0;
+const CONFIG: u32 = 7;
 /// Where the notify structure is in BAR 0.
 const NOTIFY: u64 = 0x3000;
 
@@ -45,20 +43,16 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    pub fn try_clone(&self) -> Self {
-        Self { socket: self.socket.try_clone().unwrap(), transport: self.transport }
-    }
-
-    /// Gives the guest's memory out, which begins at this guest address.
-    pub fn give_memory(&self, memory: &OwnedFd, features: u64, place: u64) {
+    /// Gives the guest's memory out, which begins at guest address 0.
+    pub fn give_memory(&self, memory: &OwnedFd) {
         match self.transport {
             Transport::VhostUser => {
-                self.request(2, &[features], &[]);
-                self.request(5, &[1, place, MEMORY, USER, 0], &[memory.as_fd()]);
+                self.request(2, &[0], &[]);
+                self.request(5, &[1, 0, MEMORY, USER, 0], &[memory.as_fd()]);
             }
             Transport::VfioUser => {
                 self.ask(command::VERSION, &[0; 4], &[]);
-                let map = [32 | 3 << 32, 0, place, MEMORY];
+                let map = [32 | 3 << 32, 0, 0, MEMORY];
                 self.ask(command::DMA_MAP, &bytes(&map), &[memory.as_fd()]);
             }
         }
@@ -116,11 +110,6 @@ impl Vmm {
         self.ask(command::SET_IRQS, &payload, &[queue.call.as_fd()]);
     }
 
-    /// Resets the device, as a VMM does that starts.
-    pub fn reset(&self) {
-        self.ask(command::RESET, &[], &[]);
-    }
-
     /// Tells the device that buffers are available in a queue.
     pub fn kick(&self, index: u16, queue: &Queue) {
         match self.transport {
@@ -152,16 +141,6 @@ impl Vmm {
     pub fn post(&self, region: u32, at: u64, data: &[u8]) {
         let payload = [access(region, at, data.len()), data.to_vec()].concat();
         self.message(command::REGION_WRITE, NO_REPLY, &payload, &[]);
-    }
-
-    /// Closes the connection.
-    pub fn leave(&self) {
-        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
-    }
-
-    /// Reads from a region.
-    pub fn read(&self, region: u32, at: u64, length: usize) -> Vec<u8> {
-        self.ask(command::REGION_READ, &access(region, at, length), &[]).split_off(16)
     }
 
     /// Sends a message of vhost-user. A device that has closed the connection does not take it.
