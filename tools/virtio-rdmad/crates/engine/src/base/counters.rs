@@ -129,6 +129,12 @@ counted! {
         DropTooLong = "drop_too_long",
         /// Requests that came over the wire and were done before, so that only their answer is repeated.
         DuplicateRequests = "duplicate_requests",
+        /// Requests dropped that came over the wire, have the PSN of an earlier one, and do not repeat it.
+        DropUnknownDuplicate = "drop_unknown_duplicate",
+        /// Answers to repeated READs dropped: their memory is not there any more.
+        DropRepeatedAnswer = "drop_repeated_answer",
+        /// Requests dropped that came over the wire with a PSN that no requester can have sent.
+        DropPsn = "drop_psn",
         /// Requests that came over the wire before the one that is expected.
         OutOfSequence = "out_of_sequence",
         /// Requests that came over the wire too early and are held until the one that is expected has come.

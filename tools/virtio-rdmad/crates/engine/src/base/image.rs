@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::address::Address;
 
 /// The version of the payload. Another version is refused.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// What an image begins with.
 const MAGIC: [u8; 8] = *b"vrdma-im";

@@ -71,8 +71,8 @@ pub struct Limits {
     /// pages of rings: bounds the memory that a guest can make the device use, 48
     /// bytes each.
     pub max_extents: usize,
-    /// READs and atomics that one QP has under way or serves. They cost no memory: each is done
-    /// at once, and nothing is kept for one that comes twice.
+    /// READs and atomics that one QP has under way or serves. Each is done at
+    /// once. Of those that came over the wire, some 60 bytes are kept for when one comes twice.
     pub max_rd_atomic: u8,
     /// Address handles (the driver's own; the device only names a number).
     pub max_ah: u32,

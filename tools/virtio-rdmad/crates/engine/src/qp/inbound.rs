@@ -8,9 +8,11 @@ use std::time::Instant;
 use roce::{Psn, Syndrome};
 use serde::{Deserialize, Serialize};
 
-use super::expected::Expected;
+use super::answered::{self, Answered, ReadReply};
+use super::expected::{Expected, MOST_UNDER_WAY};
 use super::flow::Flow;
 use super::held::{Held, HoldQuota};
+use super::naks::Naks;
 use crate::base::image::abi_bytes::Bytes;
 use crate::base::image::{require, Moment, Wrong};
 use crate::base::limits::MAX_MSG_SIZE;
@@ -89,43 +91,7 @@ pub(crate) struct Waiting {
     /// What it is.
     pub reply: Reply,
     /// Whether it was sent before, and its request came once more.
-    is_repeated: bool,
-}
-
-/// The data of a READ that is yet to be sent.
-#[derive(Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct ReadReply {
-    /// The PSN of the request.
-    pub psn: Psn,
-    /// The PD that its key must be of.
-    pub pdn: u32,
-    /// The memory.
-    pub remote_addr: u64,
-    /// Its key.
-    pub rkey: u32,
-    /// Bytes.
-    pub total: u64,
-    /// Packets that were sent.
-    pub sent: u32,
-    /// The PSN behind its last packet.
-    pub end: Psn,
-}
-
-impl ReadReply {
-    /// Returns a response without data, which answers FLUSH and ATOMIC WRITE (IBA A19).
-    pub fn empty(psn: Psn) -> Self {
-        Self { psn, pdn: 0, remote_addr: 0, rkey: 0, total: 0, sent: 0, end: psn.plus(1) }
-    }
-
-    /// Returns the PSN of the next packet.
-    pub fn next(&self) -> Psn {
-        self.psn.plus(self.sent)
-    }
-
-    /// Returns the bytes of the next packet, of at most `mtu` bytes.
-    pub fn next_len(&self, mtu: u64) -> u64 {
-        self.total.saturating_sub(u64::from(self.sent) * mtu).min(mtu)
-    }
+    pub is_repeated: bool,
 }
 
 /// What a responder remembers of a peer that it reaches over the wire.
@@ -136,9 +102,10 @@ pub(crate) struct Inbound {
     pub assembly: Option<Assembly>,
     /// What is sent back, in the order in which the peer asked for it last.
     pub replies: VecDeque<Waiting>,
-    /// The results of the last atomics: a duplicate is answered with them, and not done again (IBA
-    /// 9.7.5.1.5).
-    atomics: VecDeque<(Psn, u64)>,
+    /// The last READs and atomics.
+    pub answered: Answered,
+    /// How often the peer is told that something is missing.
+    pub naks: Naks,
     /// The rate of the data of READs.
     pub flow: Flow,
     /// Packets that came too early.
@@ -153,7 +120,8 @@ pub(crate) struct Saved {
     expected: Expected,
     assembly: Option<Assembly>,
     replies: Vec<Waiting>,
-    atomics: Vec<(Psn, u64)>,
+    answered: answered::Saved,
+    is_nak_late: bool,
     sent_at: Option<Moment>,
     held: Vec<Bytes>,
     is_selective: bool,
@@ -167,14 +135,13 @@ impl Saved {
         quota: &HoldQuota,
         packets: impl Fn(u64) -> u32,
     ) -> Result<Inbound, Wrong> {
-        let Self { expected, assembly, replies, atomics, is_selective, .. } = self;
+        let Self { expected, assembly, replies, answered, is_selective, .. } = self;
         if let Some(Assembly { request, done }) = &assembly {
             let has_parts = matches!(request.operation, Operation::Send | Operation::Write);
             let fits = request.total <= MAX_MSG_SIZE.into() && *done <= MAX_MSG_SIZE.into();
             require(has_parts && fits, "a message has come in part that has no parts")?;
         }
-        let are_few = replies.len() <= 2 * MOST_REPLIES && u8::try_from(atomics.len()).is_ok();
-        require(are_few, "too many answers are due")?;
+        require(replies.len() <= 2 * MOST_REPLIES, "too many answers are due")?;
         for waiting in &replies {
             if let Reply::Read(read) = &waiting.reply {
                 require(read.total <= MAX_MSG_SIZE.into(), "a response is too long")?;
@@ -188,7 +155,8 @@ impl Saved {
             expected,
             assembly,
             replies: replies.into(),
-            atomics: atomics.into(),
+            answered: answered.load(packets)?,
+            naks: Naks::load(self.is_nak_late, now),
             flow: Flow::load(self.sent_at, now),
             is_selective,
         })
@@ -202,7 +170,8 @@ impl Inbound {
             expected: self.expected,
             assembly: self.assembly,
             replies: self.replies.iter().copied().collect(),
-            atomics: self.atomics.iter().copied().collect(),
+            answered: self.answered.save(),
+            is_nak_late: self.naks.is_late(),
             sent_at: self.flow.save(now),
             held: self.held.save(self.expected.psn),
             is_selective: self.is_selective,
@@ -215,7 +184,8 @@ impl Inbound {
             expected: Expected::new(psn),
             assembly: None,
             replies: VecDeque::new(),
-            atomics: VecDeque::new(),
+            answered: Answered::default(),
+            naks: Naks::default(),
             flow: Flow::default(),
             held: Held::default(),
             is_selective: false,
@@ -231,15 +201,19 @@ impl Inbound {
         (1..=MOST_BEHIND_CNP).contains(&next.distance_from(psn))
     }
 
-    /// Remembers the result of an atomic, and as many as the peer may have under way.
-    pub fn keep_atomic(&mut self, psn: Psn, original: u64, most: u8) {
-        self.atomics.truncate(usize::from(most).saturating_sub(1));
-        self.atomics.push_front((psn, original));
+    /// Notes that the expected request was done, which takes so many PSNs, and whether it ends its message.
+    pub fn done(&mut self, packets: u32, ends_message: bool) {
+        self.expected.done(packets, ends_message);
+        self.naks.forget();
+        self.answered.forget_before(self.expected.psn);
     }
 
-    /// Returns the result of an atomic that was done.
-    pub fn atomic(&self, psn: Psn) -> Option<u64> {
-        self.atomics.iter().find(|(of, _)| *of == psn).map(|(_, original)| *original)
+    /// Returns whether a requester may repeat a request of this PSN, which is behind the expected one. Its answer, and
+    /// those to all READs behind it, may have been lost.
+    pub fn may_repeat(&self, psn: Psn) -> bool {
+        let oldest = self.answered.oldest_read().unwrap_or(self.expected.psn);
+        psn.distance_from(oldest) >= -MOST_UNDER_WAY
+            || psn.distance_from(self.expected.psn) >= -MOST_UNDER_WAY
     }
 
     /// Returns whether so many answers wait that no further request can be taken.

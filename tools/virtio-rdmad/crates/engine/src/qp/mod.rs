@@ -3,6 +3,7 @@
 //! Queue pairs: states, attributes and the two halves.
 
 pub(crate) mod admission;
+pub(crate) mod answered;
 pub(crate) mod config;
 pub(crate) mod cwnd;
 pub(crate) mod dcqcn;
@@ -15,6 +16,7 @@ pub(crate) mod inbound;
 #[cfg(test)]
 mod incast;
 pub(crate) mod mtu;
+pub(crate) mod naks;
 pub(crate) mod pace;
 pub(crate) mod probe;
 pub(crate) mod saved;

@@ -178,7 +178,6 @@ impl Simulation {
             return false;
         }
         self.held.insert(psn.get(), (work, index, count));
-        self.expected.hold();
         true
     }
 
@@ -214,9 +213,10 @@ impl Simulation {
                 self.tell_what_is_held();
             }
             Verdict::Ahead { nak: true } => {
+                self.expected.tell();
                 self.send(Packet::NakSequence { psn: self.expected.psn });
             }
-            Verdict::Ahead { nak: false } => {}
+            Verdict::Ahead { nak: false } | Verdict::Beyond => {}
             Verdict::Duplicate if work.is_read => self.respond(psn, work, count),
             Verdict::Duplicate => self.send(Packet::Ack { psn: self.expected.psn.minus(1) }),
             Verdict::Next if work.is_read => {

@@ -63,6 +63,9 @@ fn counters(guest: &Guest) -> Vec<(Counter, u64)> {
         Counter::DropUnreachable,
         Counter::DuplicateRequests,
         Counter::OutOfSequence,
+        Counter::DropUnknownDuplicate,
+        Counter::DropRepeatedAnswer,
+        Counter::DropPsn,
         Counter::DropAnswersFull,
         Counter::UnexpectedAnswers,
     ];
@@ -97,7 +100,11 @@ fn exchange(pair: &mut Pair) {
 /// Runs a test with two connected guests on two hosts that have exchanged a message, and checks that they
 /// can exchange another one afterwards.
 fn connected(test: impl FnOnce(&mut Pair, &Arc<Cable>)) {
-    over_a_cable(1, Faults::default(), || {
+    connected_over(Faults::default(), test);
+}
+
+fn connected_over(faults: Faults, test: impl FnOnce(&mut Pair, &Arc<Cable>)) {
+    over_a_cable(1, faults, || {
         let mut pair = Pair::new();
         exchange(&mut pair);
         test(&mut pair, &cable().unwrap());
@@ -272,10 +279,10 @@ fn count(cable: &Cable, operation: Operation) -> usize {
     sent.iter().filter(of).count()
 }
 
-/// Has A read 100 bytes of B, and returns the packet that asked for them.
-fn read(pair: &mut Pair, cable: &Cable) -> Forged {
+/// Has A read so many bytes of B, and returns the packet that asked for them.
+fn read(pair: &mut Pair, cable: &Cable, len: u32) -> Forged {
     let [a, b] = pair.ends;
-    let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &[sge(DATA, 100, a.key)]);
+    let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &[sge(DATA, len, a.key)]);
     pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
     pair.settle_in_time();
     assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
@@ -287,7 +294,7 @@ fn read(pair: &mut Pair, cable: &Cable) -> Forged {
 #[test]
 fn a_duplicate_gives_no_right_to_read() {
     connected(|pair, cable| {
-        let request = read(pair, cable);
+        let request = read(pair, cable, 100);
         let before = count(cable, Operation::ReadResponse);
         cable.inject(B, &request.frame());
         pair.settle();
@@ -298,6 +305,123 @@ fn a_duplicate_gives_no_right_to_read() {
         cable.inject(B, &request.frame());
         pair.settle();
         assert_eq!(count(cable, Operation::ReadResponse), before + 1, "it is not answered");
+    });
+}
+
+/// A READ is answered again if there was one like it. Anybody can send one with a PSN that is behind the expected one,
+/// which is half of all PSNs.
+#[test]
+fn a_read_that_repeats_nothing_is_dropped() {
+    let psn_back =
+        |back| move |it: &mut Forged| it.headers.bth.psn = it.headers.bth.psn.minus(back);
+    let reth = |change: fn(&mut Reth)| {
+        move |it: &mut Forged| change(it.headers.extended.reth.as_mut().unwrap())
+    };
+    connected(|pair, cable| {
+        let read = read(pair, cable, 100);
+        let mut dropped = |change: &dyn Fn(&mut Forged)| {
+            let mut forged = read.clone();
+            change(&mut forged);
+            is_counted(pair, &forged.frame(), Counter::DropUnknownDuplicate);
+        };
+        dropped(&reth(|reth| reth.rkey = 0));
+        dropped(&reth(|reth| reth.va += 4));
+        dropped(&reth(|reth| reth.va = u64::MAX));
+        dropped(&reth(|reth| reth.dma_len += 1));
+        dropped(&reth(|reth| reth.dma_len = 1 << 31));
+        for back in [1, 1 << 22, (1 << 23) - 2] {
+            dropped(&psn_back(back));
+            dropped(&|it| {
+                psn_back(back)(it);
+                reth(|reth| (reth.rkey, reth.dma_len) = (0, 1 << 30))(it);
+            });
+        }
+        // Nothing that is no READ has the PSN of one.
+        let send = Opcode::new(Service::Rc, Operation::Send, Position::Only).unwrap();
+        dropped(&|it| {
+            it.headers.bth.opcode = send;
+            it.headers.extended.reth = None;
+        });
+        let write = Opcode::new(Service::Rc, Operation::AtomicWrite, Position::Only).unwrap();
+        dropped(&|it| {
+            it.headers.bth.opcode = write;
+            it.payload = vec![0; 8];
+        });
+        let add = Opcode::new(Service::Rc, Operation::FetchAdd, Position::Only).unwrap();
+        dropped(&|it| {
+            it.headers.bth.opcode = add;
+            it.headers.extended.reth = None;
+            it.headers.extended.atomic_eth = Some(roce::AtomicEth::default());
+        });
+    });
+}
+
+/// A READ that a peer repeats while the first answer is under way may come when the peer has what it wants, and its
+/// memory is gone: NVMe over Fabrics invalidates a region with the completion.
+#[test]
+fn a_repeated_read_of_memory_that_is_gone_is_dropped() {
+    connected(|pair, cable| {
+        let b = pair.ends[1];
+        let mr = pair.b.reg_mr(b.pdn, DATA, 4096, READ);
+        let mut send = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &[sge(DATA, 100, pair.ends[0].key)]);
+        send = send.rdma(DATA, mr.rkey);
+        pair.a.post_send(pair.ends[0].qpn, &send);
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        let read = Forged::from_sent(cable, Operation::ReadRequest);
+        pair.b.dereg_mr(mr.mrn).unwrap();
+        let before = count(cable, Operation::ReadResponse);
+        cable.inject(B, &read.frame());
+        pair.settle_in_time();
+        assert_eq!(pair.b.device.counter(Counter::DropRepeatedAnswer), 1);
+        assert_eq!(count(cable, Operation::ReadResponse), before);
+        assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
+    });
+}
+
+/// Returns how many NAKs for missing packets were sent.
+fn naks(cable: &Cable) -> usize {
+    let sent = cable.sent.lock().unwrap();
+    let is_nak = |frame: &&Vec<u8>| {
+        let aeth = roce::decode(frame).unwrap().headers.extended.aeth;
+        let missing = roce::Syndrome::Nak(roce::NakCode::PsnSequenceError);
+        aeth.is_some_and(|aeth| aeth.syndrome == missing)
+    };
+    sent.iter().filter(is_nak).count()
+}
+
+/// Each NAK has a requester send again what is under way. So packets with a PSN that is guessed lead to few of them, and to
+/// none if the connection goes on.
+#[test]
+fn packets_that_are_ahead_lead_to_few_naks() {
+    connected_over(Faults { foreign: true, ..Faults::default() }, |pair, cable| {
+        let begin = pair.clock.now();
+        for _ in 0..200 {
+            for (ahead, counter) in [
+                (2, Counter::OutOfSequence),
+                (300, Counter::OutOfSequence),
+                (1 << 16, Counter::OutOfSequence),
+                (1 << 16 | 1, Counter::DropPsn),
+                (1 << 22, Counter::DropPsn),
+            ] {
+                let mut send = Forged::from_sent(cable, Operation::Send);
+                send.headers.bth.selective = false;
+                send.headers.bth.psn = send.headers.bth.psn.plus(ahead + 1);
+                is_counted(pair, &send.frame(), counter);
+            }
+            exchange(pair);
+        }
+        let most = 16 + (pair.clock.now() - begin).as_millis() as usize;
+        assert!((1..=most).contains(&naks(cable)), "{} NAKs", naks(cable));
+        // One that nothing follows is late.
+        let before = naks(cable);
+        let mut send = Forged::from_sent(cable, Operation::Send);
+        send.headers.bth.selective = false;
+        send.headers.bth.psn = send.headers.bth.psn.plus(300);
+        is_counted(pair, &send.frame(), Counter::OutOfSequence);
+        assert_eq!(naks(cable), before);
+        pair.settle_in_time();
+        assert_eq!(naks(cable), before + 1);
     });
 }
 
@@ -370,12 +494,11 @@ fn answers_that_wait_have_a_bound() {
     over_a_cable(1, Faults::default(), || {
         let mut pair = Pair::new();
         let cable = cable().unwrap();
-        let mut request = read(&mut pair, &cable);
-        let last = request.headers.bth.psn;
-        let reth = Reth { dma_len: 16 << 20, ..request.headers.extended.reth.unwrap() };
-        request.headers.extended.reth = Some(reth);
+        let mut request = read(&mut pair, &cable, 1 << 20);
+        let reth = request.headers.extended.reth.unwrap();
         for number in 0..1000 {
-            request.headers.bth.psn = last.minus(1 << 22 | number);
+            let dma_len = reth.dma_len - number * 1024;
+            request.headers.extended.reth = Some(Reth { dma_len, ..reth });
             cable.inject(B, &request.frame());
             cable.deliver();
             // The guest takes the request and sends one packet of the first answer.

@@ -188,18 +188,30 @@ fn a_flood_of_requests_delays_no_other_guest() {
     delays_nobody("without a receive", without_receive, Counter::RnrNaks);
 }
 
-/// A request of a few bytes asks for much data, the same as those before or other data.
+/// A request of a few bytes asks for much data, the same as those before, parts of it, or other data.
 #[test]
 fn a_flood_of_reads_delays_no_other_guest() {
     let same: Packets<'_> = &|pair, flood| changed(&flood.read(pair), |_| {});
     let others: Packets<'_> = &|pair, flood| {
-        let mut read = flood.read(pair);
+        let read = flood.read(pair);
         let reth = read.headers.extended.reth.unwrap();
-        read.headers.extended.reth = Some(Reth { dma_len: 16 << 20, ..reth });
+        let part = |index: u32| {
+            let mut part = read.clone();
+            part.headers.bth.psn = read.headers.bth.psn.plus(index);
+            let va = reth.va + u64::from(index) * 1024;
+            part.headers.extended.reth =
+                Some(Reth { va, dma_len: reth.dma_len - index * 1024, ..reth });
+            part.frame()
+        };
+        (0..PACKETS as u32).map(|number| part(number % 64)).collect()
+    };
+    let unknown: Packets<'_> = &|pair, flood| {
+        let read = flood.read(pair);
         numbered(&read, read.headers.bth.psn.minus(1 << 22))
     };
     delays_nobody("same", same, Counter::DuplicateRequests);
     delays_nobody("others", others, Counter::DuplicateRequests);
+    delays_nobody("unknown", unknown, Counter::DropUnknownDuplicate);
 }
 
 #[test]

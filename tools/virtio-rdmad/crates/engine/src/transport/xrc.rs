@@ -14,7 +14,6 @@ use super::receive::Receiver;
 use super::responder::Arrival;
 use super::srq;
 use crate::base::counters::Counter;
-use crate::base::qp_type::QpType;
 use crate::qp::config::QpConfig;
 
 /// Does what a chunk asks for of an XRC target, as [`Arrival::respond`].
@@ -63,13 +62,4 @@ fn find_srq(hca: &Hca, target: &QpConfig, srqn: u32) -> Option<(u16, u32, u16)> 
     let srq = hca.srq_slot_of(srqn)?;
     let (pdn, cq) = hca.with_srq(srq, |srq| srq.of_domain(target.xrcdn))??;
     Some((srq, pdn, cq))
-}
-
-/// Returns the PD of the regions that the peer of a QP may name in a message for the SRQ of this number: the
-/// PD of that SRQ if the QP is an XRC target, otherwise the PD of the QP.
-pub(crate) fn remote_pdn(hca: &Hca, config: &QpConfig, srqn: u32) -> Option<u32> {
-    match config.wq.kind {
-        QpType::XrcTgt => find_srq(hca, config, srqn).map(|(_, pdn, _)| pdn),
-        _ => Some(config.pdn),
-    }
 }

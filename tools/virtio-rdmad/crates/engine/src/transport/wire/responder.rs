@@ -8,8 +8,8 @@ use abi::{
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
 };
 use roce::{
-    Aeth, AtomicAckEth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
-    Position, Psn, RnrTimer, Syndrome,
+    Aeth, AtomicAckEth, Bth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
+    Position, Psn, RnrTimer, SackEth, Syndrome,
 };
 
 use super::check::check_responder;
@@ -23,9 +23,10 @@ use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, Data, View};
 use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
+use crate::qp::answered::ReadReply;
 use crate::qp::expected::Verdict;
 use crate::qp::held::Hold;
-use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply, Waiting};
+use crate::qp::inbound::{Assembly, Inbound, Reply, Waiting};
 use crate::qp::mtu::{mtu_bytes, packets};
 use crate::queue::request::{Operation, Request};
 use crate::transport::hca::{Hca, Responder};
@@ -33,7 +34,7 @@ use crate::transport::message::{Message, Nak};
 use crate::transport::receive::Receiver;
 use crate::transport::responder::Arrival;
 use crate::transport::round::Round;
-use crate::transport::xrc::{self, remote_pdn};
+use crate::transport::xrc;
 
 /// What is done with a request that is expected.
 pub(super) struct Done {
@@ -77,7 +78,8 @@ pub(crate) fn arrive(
     // packets that came together. A QP that has failed is not visited for that.
     let is_left = !qp.state().receives() && pump(hca, slot, &mut responder, round);
     let has_more = responder.inbound.as_ref().is_some_and(|inbound| {
-        !inbound.replies.is_empty() || inbound.held.has(inbound.expected.psn)
+        let has_held = inbound.held.has(inbound.expected.psn);
+        !inbound.replies.is_empty() || has_held || inbound.naks.is_late()
     });
     round.batch.place_completions();
     if is_left || has_more {
@@ -103,22 +105,23 @@ fn follow(
             hca.stats.add(Counter::OutOfSequence, 1);
             // One that was told to send everything again does that.
             if nak && bth.selective && hold(hca, inbound, packet) {
-                inbound.expected.hold();
                 inbound.reply(Reply::Selective { psn: inbound.expected.psn });
-            } else if nak {
-                let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
-                inbound.reply(acknowledge(inbound.expected.psn, syndrome));
+            } else if nak && inbound.naks.ask(hca.clock().now(), is_far(inbound, bth.psn)) {
+                tell_missing(inbound);
             }
         }
         Verdict::Duplicate => {
-            hca.stats.add(Counter::DuplicateRequests, 1);
-            repeat(hca, responder, inbound, packet);
+            let counter = repeat(responder, inbound, packet);
+            hca.stats.add(counter.err().unwrap_or(Counter::DuplicateRequests), 1);
+        }
+        Verdict::Beyond => {
+            hca.stats.add(Counter::DropPsn, 1);
         }
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
                 responder.partner.uses_wire();
                 inbound.is_selective |= bth.selective;
-                inbound.expected.done(done.packets, done.ends);
+                inbound.done(done.packets, done.ends);
                 if let Some(reply) = done.reply {
                     inbound.reply(reply);
                 } else if bth.ack_request {
@@ -138,6 +141,18 @@ fn follow(
             }
         },
     }
+}
+
+/// Returns whether a PSN is so far ahead that most of those in front of it would be lost.
+fn is_far(inbound: &Inbound, psn: Psn) -> bool {
+    psn.distance_from(inbound.expected.psn).unsigned_abs() >= SackEth::PACKETS
+}
+
+/// Tells the requester to send everything again from the expected packet on.
+fn tell_missing(inbound: &mut Inbound) {
+    inbound.expected.tell();
+    let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
+    inbound.reply(Reply::Acknowledge { psn: inbound.expected.psn, syndrome });
 }
 
 /// Holds a packet that came too early. Returns whether it is held.
@@ -206,41 +221,45 @@ fn syndrome(nak: Nak) -> Option<Syndrome> {
     })
 }
 
-/// Answers a request that came before (IBA 9.7.5.1.5): its effect is not had once more.
-fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
-    let bth = &packet.headers.bth;
-    match bth.opcode.operation() {
+/// Answers a request that came before (IBA 9.7.5.1.5): its effect is not had once more. Returns what counts it if it is
+/// dropped, because it repeats nothing: anybody can send such a packet.
+fn repeat(
+    responder: &Responder,
+    inbound: &mut Inbound,
+    packet: &Packet<'_>,
+) -> Result<(), Counter> {
+    let Bth { opcode, psn, .. } = packet.headers.bth;
+    match opcode.operation() {
         Op::ReadRequest => {
-            let Some(reth) = packet.headers.extended.reth else { return };
-            let total = u64::from(reth.dma_len);
-            let count = packets(total, responder.attr.path_mtu);
-            let is_known = inbound.expected.psn.distance_from(bth.psn.plus(count)) >= 0;
             let may_read = responder.attr.qp_access_flags & VIRTIO_RDMA_ACCESS_REMOTE_READ != 0;
-            let is_served = is_known && may_read && reth.dma_len <= MAX_MSG_SIZE;
-            let pdn = responder.config.and_then(|config| remote_pdn(hca, &config, srqn(packet)));
-            let Some(pdn) = pdn.filter(|_| is_served) else { return };
-            let (psn, remote_addr, rkey) = (bth.psn, reth.va, reth.rkey);
-            let end = psn.plus(count);
-            inbound.read_again(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0, end });
+            let reth = packet.headers.extended.reth.as_ref().filter(|_| may_read);
+            let path_mtu = responder.attr.path_mtu;
+            let part = reth.and_then(|reth| {
+                let count = packets(reth.dma_len.into(), path_mtu);
+                inbound.answered.read(psn, reth, count, mtu_bytes(path_mtu))
+            });
+            inbound.read_again(part.ok_or(Counter::DropUnknownDuplicate)?);
         }
         Op::CompareSwap | Op::FetchAdd => {
-            if let Some(original) = inbound.atomic(bth.psn) {
-                inbound.repeat(bth.psn, Reply::Atomic { psn: bth.psn, original });
-            }
+            let original = inbound.answered.atomic(psn).ok_or(Counter::DropUnknownDuplicate)?;
+            inbound.repeat(psn, Reply::Atomic { psn, original });
         }
+        // What follows has the PSN of no READ and no atomic, whose requester would take the answer for theirs.
+        _ if inbound.answered.has(psn) => return Err(Counter::DropUnknownDuplicate),
+        _ if !inbound.may_repeat(psn) => return Err(Counter::DropPsn),
         Op::AtomicWrite | Op::Flush => {
-            inbound.repeat(bth.psn, Reply::Read(ReadReply::empty(bth.psn)));
+            inbound.repeat(psn, Reply::Read(ReadReply::empty(psn)));
         }
         _ => {
             // The acknowledgement is of this request, and not of later ones: in place of the answer to a READ or
             // an atomic it says that the answer was lost, and rxe takes it for the answer.
-            let psn = bth.psn;
             if !inbound.acknowledges(psn) {
                 let syndrome = Syndrome::Ack(Credits::UNLIMITED);
                 inbound.reply(Reply::Acknowledge { psn, syndrome });
             }
         }
     }
+    Ok(())
 }
 
 /// Does what a request asks for that is expected.
@@ -289,11 +308,12 @@ pub(super) fn execute(
             let packets = packets(total, path_mtu);
             let end = psn.plus(packets);
             let reply = ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0, end };
+            inbound.answered.keep_read(reply, most_answers);
             Ok(Done { packets, ends: true, reply: Some(Reply::Read(reply)) })
         }
         Operation::Atomic(atomic) => {
             let original = by_service(&mut arrival, |arrival| arrival.do_atomic(atomic))?;
-            inbound.keep_atomic(psn, original, most_answers);
+            inbound.answered.keep_atomic(psn, original, most_answers);
             Ok(Done { packets: 1, ends: true, reply: Some(Reply::Atomic { psn, original }) })
         }
         Operation::AtomicWrite | Operation::Flush(_) => {
@@ -414,13 +434,19 @@ pub(crate) fn pump(
     let Some(mut inbound) = responder.inbound.take() else { return false };
     let holds = follow_held(hca, slot, responder, &mut inbound, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
+    let now = hca.clock().now();
+    if inbound.naks.is_due(now) {
+        tell_missing(&mut inbound);
+    }
     let qpn = u32::from(slot) + 1;
     let service = service(config.wq.kind);
     let path = Path::new(hca, qpn, &responder.attr, &responder.source);
     let mtu = mtu_bytes(responder.attr.path_mtu);
-    let now = hca.clock().now();
+    let mut next = inbound.naks.next();
     let is_left = path.is_some_and(|path| loop {
-        let Some(Waiting { reply, .. }) = inbound.replies.front_mut() else { break false };
+        let Some(Waiting { reply, is_repeated }) = inbound.replies.front_mut() else {
+            break false;
+        };
         if round.budget.is_over() {
             break true;
         }
@@ -460,7 +486,7 @@ pub(crate) fn pump(
             Reply::Read(read) => {
                 let bytes = read.next_len(mtu) + OVERHEAD;
                 if let Some(until) = inbound.flow.wait(now, bytes, &hca.rate_limit) {
-                    lock(&hca.timers).set(hca.jobs.receive(slot), Some(until));
+                    next = Some(next.map_or(until, |next| next.min(until)));
                     break false;
                 }
                 let aeth = aeth(Syndrome::Ack(Credits::UNLIMITED));
@@ -468,7 +494,11 @@ pub(crate) fn pump(
                 match send_data(hca, slot, &path, read, aeth, responder, round) {
                     Ok(true) => {}
                     Ok(false) => continue,
+                    Err(()) if *is_repeated => {
+                        hca.stats.add(Counter::DropRepeatedAnswer, 1);
+                    }
                     Err(()) => {
+                        fail(hca, slot, responder, round);
                         let syndrome = Syndrome::Nak(NakCode::RemoteAccessError);
                         let psn = read.next();
                         *reply = Reply::Acknowledge { psn, syndrome };
@@ -479,8 +509,17 @@ pub(crate) fn pump(
         }
         inbound.replies.pop_front();
     });
+    if next.is_some() {
+        lock(&hca.timers).set(hca.jobs.receive(slot), next);
+    }
     responder.inbound = Some(inbound);
     is_left || holds
+}
+
+/// Ends a QP whose peer reads what it may not.
+fn fail(hca: &Arc<Hca>, slot: u16, responder: &mut Responder, round: &mut Round) {
+    let Round { batch, .. } = round;
+    Receiver { hca, slot, responder, batch }.fail(Some(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
 }
 
 /// Sends a packet without payload.
@@ -499,15 +538,14 @@ fn answer(
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
 }
 
-/// Sends a packet of the data of a READ; whether it was the last. Fails if the memory is not there any
-/// more, and the QP with it.
+/// Sends a packet of the data of a READ; whether it was the last. Fails if the memory is not there any more.
 fn send_data(
     hca: &Arc<Hca>,
     slot: u16,
     path: &Path,
     read: &mut ReadReply,
     aeth: Aeth,
-    responder: &mut Responder,
+    responder: &Responder,
     round: &mut Round,
 ) -> Result<bool, ()> {
     let mtu = mtu_bytes(responder.attr.path_mtu);
@@ -534,11 +572,7 @@ fn send_data(
         let mapping = cache.map(&hca.keys, read.rkey, claim, addr, len).map_err(|_| ())?;
         copy::read(View { cache, mappings: std::slice::from_ref(&mapping) }, place).map_err(|_| ())
     });
-    if sent.is_err() {
-        let Round { batch, .. } = round;
-        Receiver { hca, slot, responder, batch }.fail(Some(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
-        return Err(());
-    }
+    sent?;
     read.sent += 1;
     Ok(read.sent == count)
 }

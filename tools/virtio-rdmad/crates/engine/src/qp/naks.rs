@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! How often a responder tells its requester that packets are missing.
+//!
+//! A requester that is told so sends everything under way again. Anybody can send a packet with a PSN that is ahead of
+//! the expected one, so NAKs have a bound: [`BURST`] at once, and one in [`INTERVAL`]. A NAK for which the bound leaves no
+//! room, or for a PSN far ahead, which is most of those that are guessed, is late, and not sent if the expected packet
+//! comes before that.
+
+use std::time::{Duration, Instant};
+
+/// NAKs that are sent at once.
+const BURST: u32 = 16;
+
+/// The time between two NAKs of a connection that loses all the time, and how late a NAK is at least that is late.
+const INTERVAL: Duration = Duration::from_millis(1);
+
+/// The NAKs of a responder.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Naks {
+    /// When all NAKs that were sent would have been sent at the rate of one in [`INTERVAL`].
+    paid_at: Option<Instant>,
+    /// When a NAK that is late is sent.
+    late: Option<Instant>,
+}
+
+impl Naks {
+    /// Returns the NAKs of a responder that was loaded; whether one is late.
+    pub fn load(is_late: bool, now: Instant) -> Self {
+        Self { paid_at: None, late: is_late.then_some(now) }
+    }
+
+    /// Returns whether a NAK is late.
+    pub fn is_late(&self) -> bool {
+        self.late.is_some()
+    }
+
+    /// Asks for a NAK, for a packet that is far ahead or not. Returns whether it is sent now.
+    pub fn ask(&mut self, now: Instant, is_far: bool) -> bool {
+        let room = self.paid_at.and_then(|paid_at| paid_at.checked_sub(INTERVAL * (BURST - 1)));
+        if !is_far && room.is_none_or(|at| at <= now) {
+            self.send(now);
+            return true;
+        }
+        let late = if is_far { now + INTERVAL } else { now }.max(room.unwrap_or(now));
+        self.late = Some(self.late.map_or(late, |other| other.min(late)));
+        false
+    }
+
+    /// Returns whether a late NAK is sent now.
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = self.late.is_some_and(|late| late <= now);
+        if is_due {
+            self.send(now);
+        }
+        is_due
+    }
+
+    /// Returns when a late NAK is sent.
+    pub fn next(&self) -> Option<Instant> {
+        self.late
+    }
+
+    /// Notes that nothing is missing any more.
+    pub fn forget(&mut self) {
+        self.late = None;
+    }
+
+    fn send(&mut self, now: Instant) {
+        self.paid_at = Some(self.paid_at.map_or(now, |paid_at| paid_at.max(now)) + INTERVAL);
+        self.late = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naks_have_a_rate() {
+        let (start, mut naks) = (Instant::now(), Naks::default());
+        let sent = (0..100_000_u32)
+            .filter(|micros| {
+                let now = start + Duration::from_micros(u64::from(*micros));
+                naks.is_due(now) || naks.ask(now, false)
+            })
+            .count();
+        assert!((100..=117).contains(&sent), "{sent} in 100 ms");
+    }
+
+    #[test]
+    fn what_is_far_ahead_is_late() {
+        let (now, mut naks) = (Instant::now(), Naks::default());
+        assert!(!naks.ask(now, true) && !naks.is_due(now));
+        assert_eq!(naks.next(), Some(now + INTERVAL));
+        naks.forget();
+        assert!(!naks.is_due(now + INTERVAL));
+        assert!(!naks.ask(now, true) && naks.is_due(now + INTERVAL) && !naks.is_late());
+    }
+}
