@@ -127,6 +127,9 @@ impl Message {
 
 struct Supervisor<'a> {
     options: &'a SupervisorOptions,
+    /// The path of what is started. It is that of the file which this process was started from, and not its
+    /// /proc/self/exe: a file that takes the place of that one is what starts next.
+    program: OsString,
     /// Where virtio-rdmad sends its messages, and the name of that.
     socket: UnixDatagram,
     address: String,
@@ -154,8 +157,13 @@ impl<'a> Supervisor<'a> {
         let address = format!("@{}", String::from_utf8_lossy(name));
         // Everybody can send to the socket; only what virtio-rdmad sends is heard.
         set_socket_passcred(&socket, true)?;
+        let program = match &options.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()?.into_os_string(),
+        };
         Ok(Self {
             options,
+            program,
             socket,
             address,
             kept: BTreeMap::new(),
@@ -169,14 +177,39 @@ impl<'a> Supervisor<'a> {
         })
     }
 
-    /// Starts virtio-rdmad, with the descriptors that were kept.
-    fn start(&mut self) -> Result<(), Error> {
-        let program = match &self.options.program {
-            Some(program) => program.clone(),
-            None => std::env::current_exe()?.into_os_string(),
-        };
+    /// Starts virtio-rdmad. If the system does not let it now, for lack of descriptors or processes, it is started later,
+    /// as if it had ended.
+    fn start(&mut self) -> Result<(), SupervisorError> {
+        self.start_at = None;
+        match self.spawn() {
+            Ok(child) => {
+                self.child = Some(child);
+                (self.ready, self.kill_at) = (None, None);
+            }
+            Err(error) if self.was_ready => {
+                eprintln!("virtio-rdmad supervise: virtio-rdmad does not start: {error}");
+                self.start_later(false);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Notes when virtio-rdmad is started again.
+    fn start_later(&mut self, was_asked: bool) {
+        let now = Instant::now();
+        if was_asked || self.ready.take().is_some_and(|since| now - since > 10 * self.pause) {
+            self.pause = PAUSE;
+        }
+        let pause = if was_asked { Duration::ZERO } else { self.pause };
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.start_at = Some(now + pause);
+    }
+
+    /// Makes the process of virtio-rdmad, with the descriptors that were kept.
+    fn spawn(&self) -> Result<Child, Error> {
         let mut command = Command::new("/bin/sh");
-        command.arg0("virtio-rdmad").args(["-c", SCRIPT, "sh"]).arg(program);
+        command.arg0("virtio-rdmad").args(["-c", SCRIPT, "sh"]).arg(&self.program);
         command.args(&self.options.options);
         command.env("NOTIFY_SOCKET", &self.address).env("FDSTORE", MOST.to_string());
         let mut names = Vec::new();
@@ -190,9 +223,7 @@ impl<'a> Supervisor<'a> {
         }
         command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         command.fd_mappings(mappings).map_err(Error::other)?;
-        self.child = Some(command.spawn()?);
-        (self.ready, self.kill_at, self.start_at) = (None, None, None);
-        Ok(())
+        command.spawn()
     }
 
     /// Waits for something to do, and does it.
@@ -247,7 +278,6 @@ impl<'a> Supervisor<'a> {
         // What it has sent before it ended.
         self.read_messages()?;
         self.child = None;
-        let now = Instant::now();
         if self.ends {
             return if status.success() {
                 Ok(())
@@ -258,14 +288,9 @@ impl<'a> Supervisor<'a> {
         if !self.was_ready {
             return Err(SupervisorError::NeverReady(status).into());
         }
-        let was_asked = self.kill_at.take().is_some();
-        if was_asked || self.ready.is_some_and(|since| now - since > 10 * self.pause) {
-            self.pause = PAUSE;
-        }
-        let pause = if was_asked { Duration::ZERO } else { self.pause };
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         eprintln!("virtio-rdmad supervise: virtio-rdmad has ended: {status}; it starts again");
-        self.start_at = Some(now + pause);
+        let was_asked = self.kill_at.take().is_some();
+        self.start_later(was_asked);
         Ok(())
     }
 
