@@ -72,7 +72,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
-	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --log --help --version'
+	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --forget-unreadable --log --help --version'
 	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

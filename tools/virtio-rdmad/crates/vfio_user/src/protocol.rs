@@ -204,9 +204,11 @@ impl Protocol for VfioUser {
     }
 
     fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
-        if !self.registers.is_like(&registers_of(backend, &self.interrupts)?) {
+        let now = registers_of(backend, &self.interrupts)?;
+        if !self.registers.is_like(&now) {
             return Err(ResumeError::Device);
         }
+        self.registers.offer_as(&now);
         self.needs_reset();
         Ok(())
     }

@@ -230,12 +230,18 @@ impl Registers {
         Ok(registers)
     }
 
-    /// Returns whether the driver was offered what another device offers.
+    /// Returns whether a driver can go on with another device after a reset: that has the same queues, because the VMM
+    /// has a vector for each of them. Features are negotiated again then.
     pub fn is_like(&self, other: &Self) -> bool {
         let sizes = |registers: &Self| -> Vec<u16> {
             registers.queues.iter().map(|queue| queue.max_size).collect()
         };
-        self.offered == other.offered && sizes(self) == sizes(other)
+        sizes(self) == sizes(other)
+    }
+
+    /// Offers what another device offers, from the next negotiation on.
+    pub fn offer_as(&mut self, other: &Self) {
+        self.offered = other.offered;
     }
 
     /// Asks the driver for a reset.

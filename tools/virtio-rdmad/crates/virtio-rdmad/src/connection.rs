@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The connection of one guest's VMM, and the turns that the guest gets on a worker.
 
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +36,12 @@ pub enum Ended {
 }
 
 impl Ended {
+    /// Returns whether what another process has left cannot be read, so that another version may have written it.
+    pub fn is_unreadable(&self) -> bool {
+        use ResumeError::{Descriptors, Encoding, Value};
+        matches!(self, Self::Resume(Encoding(_) | Value { .. } | Descriptors { .. }))
+    }
+
     /// Returns whether the guest's VMM just went away.
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Transport(error) if error.is_closed())
@@ -133,6 +138,8 @@ pub enum State {
 pub struct Connection {
     /// The guest.
     pub guest: Arc<Guest>,
+    /// What a worker that serves the guest says on the board.
+    pub subject: u64,
     /// Whether the guest gets turns.
     pub state: State,
     /// Names the guest in the log.
@@ -159,7 +166,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins to serve `guest`, whose VMM is connected. A guest without work gets turns for `poll` at most.
+    /// Begins to serve `guest`, whose VMM is connected. A guest without work gets turns for `poll` at most. A later
+    /// process has nothing of this before [`Self::keep`].
     pub fn new(
         guest: Arc<Guest>,
         connected: Connected,
@@ -168,20 +176,17 @@ impl Connection {
         now: Instant,
     ) -> Result<Self, Ended> {
         let Connected { stream, said } = connected;
-        let journal = ConnectionJournal::new(&guest, stream.as_fd());
-        let (mut server, backend) = match said {
+        let (server, backend) = match said {
             None => {
                 let backend = GuestBackend::new(&guest, poller);
                 (serve(stream, guest.spec.transport, &backend)?, backend)
             }
             Some(Said { state, image }) => resume(stream, state, image.as_deref(), &guest, poller)?,
         };
-        if let Some(journal) = journal {
-            server.keep_in(Box::new(journal));
-        }
         poller.add(server.as_fd(), Source::Socket(guest.index))?;
         Ok(Self {
             span: tracing::info_span!("guest", name = guest.spec.name),
+            subject: guest.subject(),
             guest,
             state: State::Runnable,
             budget: Budget(Budget::FIRST),
@@ -196,6 +201,13 @@ impl Connection {
             next: Next::Idle,
             ended: None,
         })
+    }
+
+    /// Keeps from now on what the VMM says, in the place of what another process has left of the guest.
+    pub fn keep(&mut self) {
+        if let Some(journal) = ConnectionJournal::new(&self.guest, self.server.as_fd()) {
+            self.server.keep_in(Box::new(journal));
+        }
     }
 
     /// Has no poller watch the descriptors of the guest, because another worker is to serve it.

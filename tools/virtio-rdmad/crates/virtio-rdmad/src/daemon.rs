@@ -6,10 +6,12 @@ use std::io::Error;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{mpsc, Arc};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use blame::Board;
 use engine::{Fabric, FabricConfig};
 use memory::Policy;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -20,11 +22,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::balance::Balance;
 use crate::control::{self, Surveyed};
+use crate::crew::{Assigned, Crew, NotPrepared, Resumed};
 use crate::events::Events;
 use crate::guest::{Guest, Origin};
 use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
-use crate::handover::{self, Connected, Inherited, Kept, Left, Manager};
+use crate::handover::{Connected, Inherited, Kept, Left, Manager};
 use crate::intake::Intake;
+use crate::log;
 use crate::nic::{Framing, Nic};
 use crate::options::{self, GuestSpec, Options};
 use crate::privileges;
@@ -39,6 +43,12 @@ use crate::worker_handle::WorkerHandle;
 /// How long to wait when no connection can be accepted, for example because there are too many
 /// descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the process waits before it says in the log that it is ready for a service manager that does not read that.
+const MANAGER_READY: Duration = Duration::from_secs(1);
+
+/// How long the process waits in the end for a service manager that does not read what it is sent.
+const MANAGER_END: Duration = Duration::from_secs(5);
 
 /// Why the process cannot start, or why it ends.
 #[derive(Debug, thiserror::Error)]
@@ -117,20 +127,31 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut guests = guests.map_err(Error::from)?;
     let mut inherited = Inherited::default();
     if let Some(manager) = manager.as_ref().filter(|manager| manager.keeps_descriptors()) {
-        inherited = Inherited::take(manager)?;
+        inherited = Inherited::take(manager, options.forget_unreadable)?;
         guests.keep(manager.clone(), inherited.next);
     }
     let guests = Arc::new(guests);
     let paused = inherited.paused_since();
-    let resumed = add_guests(options, &guests, inherited)?;
+    let board = inherited.board.take();
+    let added = add_guests(options, &guests, inherited)?;
     if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (_remover, filters) = confine(options)?.unzip();
-    start_helpers(filters.as_ref())?;
-    let made = make_workers(options, &workers, &guests, &intakes, resumed)?;
-    let threads = start(options, made, filters.as_ref())?;
+    start_helpers(filters.as_ref(), manager.as_deref())?;
+    let mut made = make_workers(options, &workers, &guests, &intakes, added.resumed)?;
+    if let Some(board) = &board {
+        blame::mark_aborts()?;
+        let words = made
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(at, (worker, _))| Some((worker, board.word(at)?)));
+        for (worker, word) in words {
+            worker.say_in(word);
+        }
+    }
+    let crew = start(options, made, filters.as_ref())?;
     let settings = options.file.settings();
     let surveyed =
         Surveyed { guests: guests.clone(), workers: workers.clone(), switches, settings };
@@ -139,24 +160,34 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(filters) = &filters {
         filters.confine()?;
     }
+    // Nothing of what an earlier process has left was changed so far. Nothing can fail from here on.
+    let unreadable = crew.load();
+    if !options.forget_unreadable {
+        unreadable.into_iter().next().map_or(Ok(()), Err)?;
+    }
+    for forget in &added.gone {
+        forget();
+    }
+    board.iter().for_each(Board::clear);
+    crew.serve();
+    tell(manager.as_deref(), "READY=1");
+    if let Some(manager) = &manager {
+        manager.flush(MANAGER_READY);
+    }
     tracing::info!(guests = guests.all().len(), workers = workers.len(), "ready");
     if let Some(since) = paused {
         tracing::info!(milliseconds = since.elapsed().as_millis(), "guests were paused");
     }
-    tell(manager.as_deref(), "READY=1");
     let result = wait(&signals, &guests, Balance::new(workers.clone()));
     tell(manager.as_deref(), "STOPPING=1");
-    let stopped = handover::now();
     drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
-    // A thread that panicked has said so itself.
-    let ended: Vec<Worker> =
-        threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect();
+    crew.end(manager.as_ref().is_some_and(|manager| manager.keeps_descriptors()));
     for thread in control_thread.into_iter().chain(switch_threads) {
         let _ = thread.join();
     }
-    if manager.is_some_and(|manager| manager.keeps_descriptors()) {
-        leave(ended, stopped);
+    if let Some(manager) = manager {
+        manager.flush(MANAGER_END);
     }
     tracing::info!("ends");
     Ok(result?)
@@ -185,9 +216,9 @@ fn check_signals() {
     }
 }
 
-/// Starts the threads that do what a worker must not wait for: one closes descriptors whose file
-/// system may make it wait for ever, the other one unmaps memory.
-fn start_helpers(filters: Option<&Filters>) -> Result<(), DaemonError> {
+/// Starts the threads that do what a worker must not wait for: one closes descriptors whose file system may make it
+/// wait for ever, one unmaps memory, one writes the log, and one sends to the service manager.
+fn start_helpers(filters: Option<&Filters>, manager: Option<&Manager>) -> Result<(), DaemonError> {
     let confine = |job: &'static str| {
         let filters = filters.cloned();
         move || {
@@ -196,6 +227,10 @@ fn start_helpers(filters: Option<&Filters>) -> Result<(), DaemonError> {
             }
         }
     };
+    log::start_writer(confine("writes the log"))?;
+    if let Some(manager) = manager {
+        manager.start_sender(confine("sends to the service manager"))?;
+    }
     descriptor::start_closer(confine("closes descriptors"))?;
     Ok(memory::start_unmapper(confine("unmaps memory"))?)
 }
@@ -327,7 +362,14 @@ fn start_switches(
 fn service_manager() -> Option<Manager> {
     let manager = Manager::from_environment();
     let failed = |error: &Error| tracing::warn!(%error, "the service manager cannot be reached");
-    manager.inspect_err(failed).ok().flatten()
+    let manager = manager.inspect_err(failed).ok().flatten()?;
+    if !manager.keeps_descriptors() {
+        tracing::warn!(
+            "the service manager keeps no descriptors, so the guests lose their devices when this process ends: \
+             FDSTORE is not set, which needs systemd 254 or later and FileDescriptorStoreMax="
+        );
+    }
+    Some(manager)
 }
 
 /// Tells the service manager something, if there is one.
@@ -337,47 +379,75 @@ fn tell(manager: Option<&Manager>, assignment: &str) {
     }
 }
 
-/// A guest, and its VMM, which was connected to an earlier process.
-type Resumed = (Arc<Guest>, Connected);
+/// The guests that were added.
+#[derive(Default)]
+struct Added {
+    /// Those whose VMMs are connected.
+    resumed: Vec<Resumed>,
+    /// Forget what is left of guests that do not come back, and of VMMs that are disconnected.
+    gone: Vec<Box<dyn Fn()>>,
+}
 
-/// Makes the sockets and the devices of the guests that the command line has, and of those that were added to an
-/// earlier process. Returns the guests whose VMMs are connected.
+impl Added {
+    /// Has the VMM of a guest be disconnected if the guest is not to be served.
+    fn note_fence(&mut self, guest: &Arc<Guest>, is_fenced: bool) {
+        let guest = guest.clone();
+        let disconnect = move || {
+            if let Some(mut kept) = guest.kept() {
+                kept.disconnect();
+            }
+        };
+        self.gone.extend(is_fenced.then(|| Box::new(disconnect) as Box<dyn Fn()>));
+    }
+}
+
+/// Makes the sockets and the devices of the guests that the command line and the configuration file have, and of those
+/// that an earlier process has served besides.
 fn add_guests(
     options: &Options,
     guests: &Guests,
     mut inherited: Inherited,
-) -> Result<Vec<Resumed>, DaemonError> {
-    let mut resumed = Vec::new();
+) -> Result<Added, DaemonError> {
+    let mut added = Added::default();
     for spec in &options.guests {
         let socket = Socket::bind(&spec.path, Kind::Stream)?;
         // Half of the memory that can be mapped is left for guests that come later.
         let memory = Policy::of_one_of(2 * options.guests.len());
         let left = inherited.remove(&spec.name);
         let origin = options.origin_of(spec);
+        let is_fenced = left.as_ref().is_some_and(|left| left.is_fenced);
         let (spec, kept, connected) = go_on(spec, left);
         let guest = guests.add(Arriving { spec, socket, nic: None, memory, kept, origin })?;
-        resumed.extend(connected.map(|connected| (guest, connected)));
+        added.note_fence(&guest, is_fenced);
+        added.resumed.extend(connected.map(|connected| (guest, connected)));
     }
     for left in inherited.guests {
         let name = left.spec.name.clone();
-        if left.origin != Origin::Call {
-            tracing::warn!(
-                guest = name,
-                "neither the command line nor the configuration file has the guest any more"
-            );
-            left.kept.end();
+        let is_called = left.origin == Origin::Call;
+        let (forget, is_fenced) = (left.kept.ender(), left.is_fenced);
+        if !is_called && left.connected.is_none() {
+            added.gone.push(Box::new(forget));
             continue;
         }
-        let end = left.kept.ender();
         match add_again(guests, left) {
-            Ok(guest) => resumed.extend(guest),
+            Ok((guest, connected)) => {
+                added.note_fence(&guest, is_fenced);
+                if !is_called {
+                    tracing::warn!(
+                        guest = name,
+                        "neither the command line nor the configuration file has the guest any more: it leaves with its VMM"
+                    );
+                    guest.leaves.store(true, Ordering::Relaxed);
+                }
+                added.resumed.extend(connected.map(|connected| (guest, connected)));
+            }
             Err(error) => {
                 tracing::error!(guest = name, error, "the guest cannot be added again");
-                end();
+                added.gone.push(Box::new(forget));
             }
         }
     }
-    Ok(resumed)
+    Ok(added)
 }
 
 /// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of it.
@@ -400,16 +470,21 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
     (spec.clone(), Some(kept), connected)
 }
 
-/// Adds a guest that was added to an earlier process.
-fn add_again(guests: &Guests, left: Left) -> Result<Option<Resumed>, String> {
-    let Left { kept, spec, listener, nic, connected, .. } = left;
-    let socket = Socket::passed(listener.ok_or("its socket was not kept")?, Kind::Stream);
+/// Adds a guest that an earlier process has served. One that was not added to that process has no socket any more, and
+/// no network interface.
+fn add_again(guests: &Guests, left: Left) -> Result<(Arc<Guest>, Option<Connected>), String> {
+    let Left { kept, mut spec, origin, listener, nic, connected, .. } = left;
+    let socket = match listener {
+        Some(listener) => Socket::passed(listener, Kind::Stream),
+        None if origin == Origin::Call => return Err("its socket was not kept".to_owned()),
+        None => Socket::nowhere(),
+    };
     let socket = socket.map_err(|error| error.to_string())?;
     let nic = nic.map(|nic| Socket::passed(nic, Framing::of(spec.transport).kind()));
     let nic = nic.transpose().map_err(|error| error.to_string())?;
-    let guest = guests.add_one_more(spec, socket, nic, Some(kept), Origin::Call);
-    let guest = guest.map_err(|error| error.to_string())?;
-    Ok(connected.map(|connected| (guest, connected)))
+    spec.nic = spec.nic.filter(|_| origin == Origin::Call);
+    let guest = guests.add_one_more(spec, socket, nic, Some(kept), origin);
+    Ok((guest.map_err(|error| error.to_string())?, connected))
 }
 
 /// Starts the process that removes the sockets, and takes the file system away from this one. Returns
@@ -424,62 +499,38 @@ fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError>
     Ok(Some((remover, Filters::new()?)))
 }
 
-/// Makes the workers, which go on with the guests whose VMMs are connected. No worker runs before all guests are there.
+/// Makes the workers, and says which guests each of them is to go on with.
 fn make_workers(
     options: &Options,
     workers: &Arc<[WorkerHandle]>,
     guests: &Arc<Guests>,
     intakes: &[Arc<Intake>],
     resumed: Vec<Resumed>,
-) -> Result<Vec<Worker>, DaemonError> {
+) -> Result<Vec<Assigned>, DaemonError> {
     let poll = Duration::from_micros(options.poll_us.into());
-    let make = |index| Worker::new(workers.clone(), index, guests.clone(), intakes, poll);
-    let mut made: Vec<Worker> =
+    let make = |index| {
+        let worker = Worker::new(workers.clone(), index, guests.clone(), intakes, poll)?;
+        Ok::<_, Errno>((worker, Vec::new()))
+    };
+    let mut made: Vec<Assigned> =
         (0..workers.len()).map(make).collect::<Result<_, _>>().map_err(Error::from)?;
-    for (guest, connected) in resumed {
-        if let Some(worker) = made.iter_mut().min_by_key(|worker| worker.guests()) {
-            worker.resume(&guest, connected);
-        }
+    for (number, guest) in resumed.into_iter().enumerate() {
+        made[number % workers.len()].1.push(guest);
     }
     Ok(made)
 }
 
-/// Starts the workers. All of them are ready when this returns.
+/// Starts the threads of the workers.
 fn start(
     options: &Options,
-    workers: Vec<Worker>,
+    workers: Vec<Assigned>,
     filters: Option<&Filters>,
-) -> Result<Vec<JoinHandle<Option<Worker>>>, DaemonError> {
-    let mut threads = Vec::with_capacity(workers.len());
-    for (index, mut worker) in workers.into_iter().enumerate() {
-        let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
-        let (ready, is_ready) = mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(format!("worker {index}"));
-        let filters = filters.cloned();
-        threads.push(thread.spawn(move || {
-            let prepared = prepare(cpu, filters.as_ref());
-            let serves = prepared.is_ok();
-            // The main thread waits for this, so it cannot fail.
-            let _ = ready.send(prepared);
-            serves.then(|| {
-                worker.run();
-                worker
-            })
-        })?);
-        let gone = || Err("its thread ended".to_owned());
-        let prepared = is_ready.recv().unwrap_or_else(|_| gone());
-        prepared.map_err(|error| DaemonError::Worker { index, error })?;
-    }
-    Ok(threads)
-}
-
-/// Leaves the guests of workers, which do not run any more since this time, to the next process.
-fn leave(mut workers: Vec<Worker>, stopped: u64) {
-    // What one guest still wants may change the devices of others.
-    let states: Vec<_> = workers.iter_mut().map(Worker::finish).collect();
-    for (worker, states) in workers.into_iter().zip(&states) {
-        worker.leave(states, stopped);
-    }
+) -> Result<Crew, DaemonError> {
+    let (cpus, filters) = (options.cpus.clone(), filters.cloned());
+    let prepare =
+        move |index: usize| prepare(cpus.as_ref().map(|cpus| cpus.0[index]), filters.as_ref());
+    let failed = |NotPrepared { index, error }| DaemonError::Worker { index, error };
+    Crew::start(workers, prepare).map_err(failed)
 }
 
 /// How many nanoseconds later than asked the kernel may wake a worker. Its default of 50 us would be

@@ -167,6 +167,16 @@ impl Guest {
         Ok(spec.text)
     }
 
+    /// Returns what a worker that works for it says on the board, or 0 if no later process will have anything of it.
+    pub fn subject(&self) -> u64 {
+        self.kept().map_or(0, |kept| kept.subject())
+    }
+
+    /// Returns whether it is not served, because processes have aborted while they served it.
+    pub fn is_fenced(&self) -> bool {
+        self.kept().is_some_and(|kept| kept.is_fenced())
+    }
+
     /// Returns what a later process will have of it, if anything, locked.
     pub fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
         Some(self.kept.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))

@@ -420,6 +420,14 @@ impl Guests {
             return Ok(());
         }
         let Some(stream) = guest.socket.accept()? else { return Ok(()) };
+        if guest.is_fenced() {
+            let name = &guest.spec.name;
+            tracing::warn!(
+                guest = name,
+                "a VMM is refused: processes have aborted while they served the guest"
+            );
+            return Ok(());
+        }
         let Some(worker) = least(&self.workers) else { return Ok(()) };
         guest.link.set_worker(Some(worker));
         let connected = Connected { stream, said: None };

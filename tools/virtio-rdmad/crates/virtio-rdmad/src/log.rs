@@ -5,10 +5,16 @@
 //! each time. So each guest may have some lines of each kind at once and some per minute; further lines
 //! are left out and counted. Lines that are more detailed than `info` are not limited: whoever asked for
 //! them wants them.
+//!
+//! Whoever reads the log may stall: a journal whose disk is full, a terminal that is stopped. No thread that serves
+//! guests waits for that. Lines go through a queue, from which one thread writes them; what finds the queue full is lost
+//! and counted.
 
 use std::collections::HashMap;
+use std::io::{Error, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
@@ -25,22 +31,125 @@ const BURST: u32 = 10;
 /// The time after which a guest may have one more line of a kind.
 const PERIOD: Duration = Duration::from_secs(10);
 
+/// Most lines that wait to be written.
+const WAITING: usize = 4096;
+/// How long the process waits in the end for what is to be written.
+const END: Duration = Duration::from_secs(1);
+
 /// How many lines were left out.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many lines about guests were left out, because there were too many of their kind.
+/// Where lines wait to be written, once there is a thread that writes them.
+static QUEUE: OnceLock<Queue> = OnceLock::new();
+
+/// Returns how many lines were left out, because a guest had too many of their kind, or because too many waited to be
+/// written.
 pub fn left_out() -> u64 {
     LEFT_OUT.load(Ordering::Relaxed)
+}
+
+/// What waits to be written.
+enum Waiting {
+    Line(Vec<u8>),
+    /// Tell this that everything before it is written.
+    Flush(SyncSender<()>),
+}
+
+/// A queue of lines, which keeps nobody waiting.
+struct Queue {
+    sender: SyncSender<Waiting>,
+    /// How many lines were lost and not told of.
+    lost: AtomicU64,
+}
+
+impl Queue {
+    /// Makes a queue of so many lines.
+    fn new(most: usize) -> (Self, Receiver<Waiting>) {
+        let (sender, receiver) = sync_channel(most);
+        (Self { sender, lost: AtomicU64::new(0) }, receiver)
+    }
+
+    /// Puts a line in.
+    fn push(&self, line: &[u8]) {
+        if self.sender.try_send(Waiting::Line(line.to_vec())).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            LEFT_OUT.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes what comes. It ends with the queue.
+    fn write(&self, waiting: &Receiver<Waiting>, mut out: impl Write) {
+        for line in waiting {
+            match line {
+                // There is nobody to tell of an error.
+                Waiting::Line(line) => {
+                    let _ = out.write_all(&line);
+                }
+                Waiting::Flush(done) => {
+                    let _ = done.send(());
+                }
+            }
+            let lost = self.lost.swap(0, Ordering::Relaxed);
+            if lost != 0 {
+                let _ =
+                    writeln!(out, "{lost} lines of the log are lost: nobody read it for a while");
+            }
+        }
+    }
+
+    /// Waits until everything is written, but not longer than this.
+    fn flush(&self, limit: Duration) {
+        let (done, is_done) = sync_channel(1);
+        if self.sender.try_send(Waiting::Flush(done)).is_ok() {
+            let _ = is_done.recv_timeout(limit);
+        }
+    }
+}
+
+/// Writes lines where they go at present.
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        match QUEUE.get() {
+            Some(queue) => queue.push(bytes),
+            None => std::io::stderr().write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Starts the thread that writes the log. It calls `confine` first. Call this once.
+pub fn start_writer(confine: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let (queue, waiting) = Queue::new(WAITING);
+    let write = move || {
+        confine();
+        if let Some(queue) = QUEUE.get() {
+            queue.write(&waiting, std::io::stderr());
+        }
+    };
+    let _ = QUEUE.set(queue);
+    std::thread::Builder::new().name("log".to_owned()).spawn(write)?;
+    Ok(())
+}
+
+/// Waits for a moment until what was logged is written.
+pub fn flush() {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush(END);
+    }
 }
 
 /// Logs to standard error from now on. `RUST_LOG` takes precedence over `level`.
 pub fn start(level: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(ansi)
-        .with_target(false);
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(|| Lines).with_ansi(ansi).with_target(false);
     tracing_subscriber::registry().with(lines.with_filter(Shares::default())).with(filter).init();
 }
 
@@ -131,7 +240,6 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Shares {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::sync::Arc;
 
     use super::*;
@@ -174,6 +282,28 @@ mod tests {
         assert_eq!(count("of nobody"), 1000);
         assert_eq!(count("another kind"), 1);
         assert!(left_out() >= 2 * 990);
+    }
+
+    /// Nobody waits for a reader that has stalled. What was lost is told when it reads again.
+    #[test]
+    fn nobody_waits_for_the_log() {
+        let (queue, waiting) = Queue::new(3);
+        (0..10).for_each(|line| queue.push(format!("line {line}\n").as_bytes()));
+        queue.flush(Duration::ZERO);
+        let lines = Lines::default();
+        let write = |queue: &Queue| {
+            let mut waiting = waiting.try_iter();
+            let (sender, receiver) = sync_channel(3);
+            waiting.by_ref().for_each(|line| sender.send(line).unwrap());
+            drop(sender);
+            queue.write(&receiver, lines.clone());
+        };
+        write(&queue);
+        queue.push(b"one more\n");
+        write(&queue);
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let lost = "7 lines of the log are lost: nobody read it for a while\n";
+        assert_eq!(text, format!("line 0\n{lost}line 1\nline 2\none more\n"));
     }
 
     #[test]

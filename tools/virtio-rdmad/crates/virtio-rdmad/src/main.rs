@@ -16,6 +16,7 @@ mod clock;
 mod config_file;
 mod connection;
 mod control;
+mod crew;
 mod daemon;
 mod events;
 mod guest;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
             daemon::run(&options)
         }
     };
+    log::flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&*error),

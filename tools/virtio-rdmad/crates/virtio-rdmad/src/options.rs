@@ -173,6 +173,13 @@ pub struct Options {
     #[arg(long, value_name = "UID:GID")]
     pub user: Option<User>,
 
+    /// Go without the guests that an earlier process has served and of which this one cannot read what is left.
+    ///
+    /// Their VMMs are disconnected. Without this option virtio-rdmad does not start then, so that the version that
+    /// has served them can be started again.
+    #[arg(long)]
+    pub forget_unreadable: bool,
+
     /// What to log: error, warn, info, debug or trace, or any value for RUST_LOG, which takes precedence.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log: String,

@@ -103,6 +103,9 @@ const ACCEPT: &[i64] = &[
 /// System calls of the threads that add guests, with those of threads that accept connections.
 const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_socketpair];
 
+/// System calls of the threads of workers, which leave images of devices to another process.
+const WORK: &[i64] = &[libc::SYS_memfd_create];
+
 /// System calls of the threads of switches, with those of threads that accept connections.
 const SWITCH: &[i64] = &[libc::SYS_epoll_create1];
 
@@ -129,7 +132,7 @@ impl Filters {
     /// Compiles the filters for this machine.
     pub fn new() -> Result<Self, SandboxError> {
         Ok(Self {
-            worker: compile(&[COMMON])?,
+            worker: compile(&[COMMON, WORK])?,
             other: compile(&[COMMON, ACCEPT, ADD])?,
             switch: compile(&[COMMON, ACCEPT, SWITCH])?,
             remover: compile(&[COMMON, REMOVE])?,

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sockets that have a file.
 
+use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{fcntl_setfl, OFlags};
+use rustix::fs::{fcntl_setfl, flock, FlockOperation, OFlags};
+use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
     bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
@@ -15,6 +18,9 @@ use rustix::net::{
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 16;
+
+/// How long another process may lock the directory of a socket. It does so for some system calls.
+const LOCKED: Duration = Duration::from_secs(5);
 
 /// How a socket gives what comes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -39,6 +45,8 @@ impl Socket {
     /// if a process still listens there, or if the file is not a socket.
     pub fn bind(path: &Path, kind: Kind) -> Result<Self, Error> {
         let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
+        // Until this one listens, another process would take it for one that was left behind.
+        let _lock = lock_directory(path).map_err(named)?;
         remove_stale(path).map_err(named)?;
         let listener = match kind {
             Kind::Stream => UnixListener::bind(path),
@@ -66,6 +74,16 @@ impl Socket {
         // The standard library makes an ioctl of it, which the sandbox does not allow.
         fcntl_setfl(&descriptor, OFlags::RDWR | OFlags::NONBLOCK)?;
         Ok(Self { listener: descriptor.into(), name: None })
+    }
+
+    /// Makes a socket without a file, which nobody is told of: that of a guest whose next VMM cannot connect any more.
+    pub fn nowhere() -> Result<Self, Error> {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Without a name of its own it gets an abstract one that is free (unix(7), "Autobind feature").
+        bind(&socket, &SocketAddrUnix::new_unnamed())?;
+        listen(&socket, BACKLOG)?;
+        Self::passed(socket, Kind::Stream)
     }
 
     /// Has the file stay when this is dropped.
@@ -136,6 +154,26 @@ fn identity(path: &Path) -> Result<(u64, u64), Error> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
+/// Keeps other processes of this program from making sockets in the directory of this path until the result is dropped.
+fn lock_directory(path: &Path) -> Result<File, Error> {
+    let parent = path.parent().filter(|parent| *parent != Path::new(""));
+    let directory = File::open(parent.unwrap_or(Path::new(".")))?;
+    let until = Instant::now() + LOCKED;
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory),
+            Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(LOCKED / 1000),
+            Err(Errno::AGAIN) => {
+                return Err(Error::new(
+                    ErrorKind::WouldBlock,
+                    "another process locks the directory",
+                ));
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 /// Removes a socket that no process listens on.
 fn remove_stale(path: &Path) -> Result<(), Error> {
     match std::fs::symlink_metadata(path) {
@@ -161,6 +199,24 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("rdmad-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         directory
+    }
+
+    /// Of several processes that want a socket at one path, one has it, and its file stays there.
+    #[test]
+    fn one_of_several_has_the_socket() {
+        let directory = directory("several");
+        let path = directory.join("a");
+        for _ in 0..50 {
+            drop(UnixListener::bind(&path).unwrap());
+            let bind = || Socket::bind(&path, Kind::Stream);
+            let sockets = std::thread::scope(|scope| {
+                let threads = [(); 4].map(|()| scope.spawn(bind));
+                threads.map(|thread| thread.join().unwrap())
+            });
+            assert_eq!(sockets.iter().filter(|socket| socket.is_ok()).count(), 1);
+            UnixStream::connect(&path).unwrap();
+        }
+        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

@@ -17,16 +17,18 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use blame::Word;
 use engine::Wake;
 use rustix::io::Errno;
 use virtio_transport::State as Saved;
 
 use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
+use crate::crew::Resumed;
 use crate::events::Event;
 use crate::guest::Guest;
 use crate::guests::Guests;
-use crate::handover::Connected;
+use crate::handover::{Connected, Unreadable, Work};
 use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
@@ -56,7 +58,11 @@ pub struct Worker {
     /// The longest time that a guest without work gets turns.
     poll: Duration,
     connections: Vec<Connection>,
+    /// The guests of another process that could not be loaded, and why. Without a reason that panicked.
+    not_loaded: Vec<(Arc<Guest>, Option<Ended>)>,
     intakes: Intakes,
+    /// Where this worker says for which guest it works, if a later process is to know.
+    word: Option<Word>,
     contention: Contention,
     clock: Clock,
     /// Losses of memory of all guests that this worker knows of.
@@ -94,7 +100,9 @@ impl Worker {
             poller,
             poll,
             connections: Vec::new(),
+            not_loaded: Vec::new(),
             intakes,
+            word: None,
             contention: Contention::default(),
             clock,
             losses: memory::losses(),
@@ -106,16 +114,49 @@ impl Worker {
         })
     }
 
-    /// Goes on to serve a guest that another process has served, before the worker runs.
-    pub fn resume(&mut self, guest: &Arc<Guest>, connected: Connected) {
-        guest.link.set_worker(Some(self.index));
-        self.handle().claim();
-        self.adopt(guest, connected);
+    /// Has the worker say here for which guest it works, from [`Self::load`] on.
+    pub fn say_in(&mut self, word: Word) {
+        self.word = Some(word);
     }
 
-    /// Returns how many guests the worker serves.
-    pub fn guests(&self) -> usize {
-        self.handle().guests()
+    /// Says for which guest the worker works now.
+    #[inline]
+    fn say(&self, work: Work) {
+        if let Some(word) = self.word {
+            word.set(work.subject());
+        }
+    }
+
+    /// Loads guests that another process has served. Nothing of what that process has left is changed before
+    /// [`Self::begin`], so that yet another one can do the same if this one fails. Returns what cannot be read.
+    pub fn load(&mut self, guests: Vec<Resumed>) -> Vec<Unreadable> {
+        if let Some(word) = self.word {
+            word.adopt();
+        }
+        let mut unreadable = Vec::new();
+        for (guest, connected) in guests {
+            self.say(Work::Load(guest.subject()));
+            guest.link.set_worker(Some(self.index));
+            self.handle().claim();
+            match self.connect(&guest, connected) {
+                Some(Ok(connection)) => self.take(connection, true),
+                Some(Err(ended)) => {
+                    unreadable.extend(Unreadable::of(&guest, &ended));
+                    self.not_loaded.push((guest, Some(ended)));
+                }
+                None => self.not_loaded.push((guest, None)),
+            }
+        }
+        self.say(Work::Nobody);
+        unreadable
+    }
+
+    /// Begins to serve the guests that were loaded. The VMMs of those that could not be loaded are disconnected.
+    pub fn begin(&mut self) {
+        for (guest, ended) in std::mem::take(&mut self.not_loaded) {
+            self.refuse(&guest, ended.as_ref());
+        }
+        self.connections.iter_mut().for_each(Connection::keep);
     }
 
     fn handle(&self) -> &WorkerHandle {
@@ -194,6 +235,7 @@ impl Worker {
     /// Takes in what has come over uplinks. Returns whether that was anything.
     #[inline]
     fn take_in(&mut self) -> bool {
+        self.say(Work::Nobody);
         let worked = self.intakes.turn();
         if worked {
             self.count_work();
@@ -244,6 +286,7 @@ impl Worker {
         at: usize,
         f: impl FnOnce(&mut Connection) -> Result<R, Ended>,
     ) -> Option<R> {
+        self.say(Work::Serve(self.connections[at].subject));
         let connection = &mut self.connections[at];
         match catch_unwind(AssertUnwindSafe(|| f(connection))) {
             Ok(Ok(result)) => return Some(result),
@@ -266,6 +309,7 @@ impl Worker {
         if self.intakes.is_polling() || !self.handle().waker.may_sleep() {
             return Ok(());
         }
+        self.say(Work::Nobody);
         self.count_time(Doing::Poll);
         let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
         self.handle().times.sleeps(true);
@@ -352,23 +396,46 @@ impl Worker {
 
     /// Begins to serve a guest, whose VMM is connected.
     fn adopt(&mut self, guest: &Arc<Guest>, connected: Connected) {
-        let name = &guest.spec.name;
-        let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
         let resumed = connected.said.is_some();
-        let begin = || Connection::new(guest.clone(), connected, poller, poll, now);
-        match catch_unwind(AssertUnwindSafe(begin)) {
-            Ok(Ok(connection)) => {
-                let transport = guest.spec.transport.name();
-                connection.span.in_scope(|| {
-                    tracing::info!(transport, worker = self.index, resumed, "connected");
-                });
-                guest.link.tell(Event::Connected { worker: self.index });
-                self.intakes.join(&guest.spec.network);
-                self.connections.push(connection);
-                return;
+        match self.connect(guest, connected) {
+            Some(Ok(mut connection)) => {
+                connection.keep();
+                self.take(connection, resumed);
             }
-            Ok(Err(error)) => tracing::warn!(guest = name, reason = %error, "disconnected"),
-            Err(_) => report_panic(name),
+            Some(Err(ended)) => self.refuse(guest, Some(&ended)),
+            None => self.refuse(guest, None),
+        }
+    }
+
+    /// Makes the connection of a guest. Returns nothing after a panic.
+    fn connect(
+        &self,
+        guest: &Arc<Guest>,
+        connected: Connected,
+    ) -> Option<Result<Connection, Ended>> {
+        let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
+        let begin = || Connection::new(guest.clone(), connected, poller, poll, now);
+        catch_unwind(AssertUnwindSafe(begin)).ok()
+    }
+
+    /// Takes a connection among those that are served.
+    fn take(&mut self, connection: Connection, resumed: bool) {
+        let guest = &connection.guest;
+        let transport = guest.spec.transport.name();
+        connection.span.in_scope(|| {
+            tracing::info!(transport, worker = self.index, resumed, "connected");
+        });
+        guest.link.tell(Event::Connected { worker: self.index });
+        self.intakes.join(&guest.spec.network);
+        self.connections.push(connection);
+    }
+
+    /// Disconnects the VMM of a guest that cannot be served. Without a reason that panicked.
+    fn refuse(&self, guest: &Guest, reason: Option<&Ended>) {
+        let name = &guest.spec.name;
+        match reason {
+            Some(error) => tracing::warn!(guest = name, reason = %error, "disconnected"),
+            None => report_panic(name),
         }
         self.release(guest);
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::process::{kill_process, kill_process_group, Pid, Signal};
+use rustix::fs::OFlags;
+use rustix::process::{kill_process, kill_process_group, prlimit, Pid, Resource, Rlimit, Signal};
 use rustix::pty::{ioctl_tiocgptpeer, openpt, unlockpt, OpenptFlags};
 use rustix::termios::{tcgetattr, tcsetwinsize, Winsize};
 use serde_json::Value;
@@ -22,7 +23,7 @@ use serde_json::Value;
 mod front_end;
 mod rdma;
 
-use front_end::{FrontEnd, LIMIT};
+use front_end::{FrontEnd, LIMIT, REQUESTS};
 use rdma::{Pair, Transport};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
@@ -145,20 +146,6 @@ impl Daemon {
         Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap()).unwrap()
     }
 
-    /// Stops the process that serves guests, and waits until all of its threads have stopped.
-    fn stop_server(&self) {
-        let server = self.server();
-        kill_process(server, Signal::STOP).unwrap();
-        let has_stopped = |task: std::fs::DirEntry| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap();
-            stat.rsplit_once(") ").unwrap().1.starts_with('T')
-        };
-        let tasks = format!("/proc/{}/task", server.as_raw_nonzero());
-        while !std::fs::read_dir(&tasks).unwrap().all(|task| has_stopped(task.unwrap())) {
-            std::thread::yield_now();
-        }
-    }
-
     /// Kills the process that serves guests, whose parent this one is, and waits until another one is ready.
     fn crash(&mut self) {
         kill_process(self.server(), Signal::KILL).unwrap();
@@ -167,8 +154,13 @@ impl Daemon {
 
     /// Restarts the process that serves guests, whose parent this one is, and waits until it is ready.
     fn restart(&mut self) {
-        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+        self.ask_to_restart();
         self.wait_for("ready");
+    }
+
+    /// Asks the parent of the process that serves guests to restart it.
+    fn ask_to_restart(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
     }
 
     /// Ends the process by SIGTERM. No file may be left.
@@ -1162,35 +1154,6 @@ fn a_guest_that_is_to_leave_does_so_in_a_later_process() {
     daemon.end();
 }
 
-/// A message that may be what ends one process after the other costs its own VMM the connection, and no other one.
-#[test]
-fn a_message_that_ends_processes_is_not_handled_for_ever() {
-    let mut daemon = Daemon::supervised("poison", &["name=a,vhost-user", "name=b,vhost-user"]);
-    let mut sender = connect(&daemon.path("a"));
-    let mut other = connect(&daemon.path("b"));
-    vhost_user(&mut sender, 1, &[]);
-    vhost_user(&mut other, 1, &[]);
-    for processes in 1..=3 {
-        // The process does not get as far as the message.
-        daemon.stop_server();
-        send_vhost_user(&mut sender, 1, &[]);
-        daemon.crash();
-        let is_connected = processes < 3;
-        assert_eq!(
-            daemon.status()["guests"][0]["connected"],
-            is_connected,
-            "{processes} processes"
-        );
-        if is_connected {
-            receive_vhost_user(&mut sender);
-        }
-        vhost_user(&mut other, 1, &[]);
-    }
-    // The VMM may come again.
-    vhost_user(&mut connect(&daemon.path("a")), 1, &[]);
-    daemon.end();
-}
-
 /// A VMM that ends while no process serves it is noticed by the next one.
 #[test]
 fn a_connection_that_ended_meanwhile_is_dropped() {
@@ -1241,19 +1204,310 @@ fn added_guests_outlive_the_process() {
     daemon.end();
 }
 
+/// What a supervisor starts in the place of virtio-rdmad: it fails, or starts virtio-rdmad with more options, as files say.
+struct Program {
+    test: &'static str,
+    directory: PathBuf,
+}
+
+impl Program {
+    fn new(test: &'static str) -> Self {
+        let directory = directory_of(test);
+        let (program, more) = (directory.join("program"), directory.join("more"));
+        let (fail, more) = (directory.join("fail").display().to_string(), more.display());
+        let script =
+            format!("#!/bin/sh\n[ ! -e {fail} ] || exit 1\nexec {BINARY} \"$@\" $(cat {more})\n");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        let this = Self { test, directory };
+        this.add("");
+        this
+    }
+
+    /// Starts a process with these guests that is started again when it ends. See [`Daemon::start_with`].
+    fn supervise(&self, guests: &[&str]) -> Daemon {
+        let mut command = Command::new(BINARY);
+        command.args(["supervise", "--program"]).arg(self.directory.join("program")).arg("--");
+        Daemon::run(command, self.test, &[], guests)
+    }
+
+    /// Has the next process get these options as well.
+    fn add(&self, options: &str) {
+        let (new, more) = (self.directory.join("new"), self.directory.join("more"));
+        std::fs::write(&new, options).unwrap();
+        std::fs::rename(new, more).unwrap();
+    }
+
+    /// Has processes end before they are virtio-rdmad, or not any more.
+    fn fail(&self, fails: bool) {
+        let path = self.directory.join("fail");
+        if fails {
+            std::fs::write(path, "").unwrap();
+        } else {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+
+    /// Removes its files.
+    fn remove(&self) {
+        for name in ["program", "more"] {
+            std::fs::remove_file(self.directory.join(name)).unwrap();
+        }
+    }
+}
+
+/// Processes that cannot start, however many there are, cost nobody anything: guests of the command line and guests that
+/// were added go on where they were, and their objects are there.
+#[test]
+fn processes_that_fail_cost_nobody_anything() {
+    let program = Program::new("fails");
+    let mut daemon = program.supervise(&["name=a,vhost-user"]);
+    let added = format!("name=b,vhost-user={}", daemon.path("b").display());
+    assert_eq!(run(&daemon, &["add", "--guest", &added]), (true, String::new()));
+    let front_ends = ["a", "b"].map(|name| FrontEnd::start(connect(&daemon.path(name)), 1));
+    for front_end in &front_ends {
+        front_end.wait(1);
+    }
+    let mut posted = 1;
+    // They fail when a socket is made, and when the threads of the workers start, which is the last thing that can fail.
+    let reasons = [
+        ("--guest name=x,vhost-user=/nowhere/x", "/nowhere/x: No such file"),
+        ("--cpus 1023", "worker 0: pinning to CPU 1023"),
+    ];
+    for (options, error) in reasons {
+        program.add(options);
+        daemon.ask_to_restart();
+        (0..10).for_each(|_| daemon.wait_for(error));
+        program.add("");
+        daemon.wait_for("ready");
+        posted += 1;
+        for front_end in &front_ends {
+            assert!(!needs_reset(front_end), "{options}");
+            front_end.post(posted);
+            front_end.kick();
+            front_end.wait(posted);
+        }
+        let status = daemon.status();
+        let pds = [0, 1].map(|guest| status["guests"][guest]["pds"].as_u64());
+        assert_eq!(pds, [Some(posted.into()); 2], "{options}");
+    }
+    drop(front_ends);
+    std::fs::remove_file(daemon.path("b")).unwrap();
+    program.remove();
+    daemon.end();
+}
+
+/// Returns the journals of the guests of a process, which are files in memory.
+fn journals(daemon: &Daemon) -> Vec<File> {
+    let directory = format!("/proc/{}/fd", daemon.server().as_raw_nonzero());
+    let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let is_journal = |path: &PathBuf| {
+        let name = std::fs::read_link(path).unwrap_or_default();
+        name.to_str().is_some_and(|name| name.contains("virtio-rdmad journal"))
+    };
+    let open = |path| File::options().read(true).write(true).open(path).unwrap();
+    paths.filter(is_journal).map(open).collect()
+}
+
+/// A process does not start if another version has written what is left of a guest, and leaves it for that one.
+#[test]
+fn what_cannot_be_read_stays() {
+    let program = Program::new("unreadable");
+    let mut daemon = program.supervise(&["name=a,vhost-user", "name=b,vhost-user"]);
+    let front_ends = ["a", "b"].map(|name| FrontEnd::start(connect(&daemon.path(name)), 1));
+    for front_end in &front_ends {
+        front_end.wait(1);
+    }
+    let journals = journals(&daemon);
+    let journal = &journals[0];
+    program.fail(true);
+    daemon.ask_to_restart();
+    daemon.wait_for("exit status: 1");
+    let places = [8, (1 << 20) + 8];
+    let version = places.map(|place| {
+        let mut version = [0; 4];
+        journal.read_exact_at(&mut version, place).unwrap();
+        journal.write_all_at(&99_u32.to_le_bytes(), place).unwrap();
+        version
+    });
+    program.fail(false);
+    for _ in 0..2 {
+        daemon.wait_for("the journal has version 99, and this process reads version");
+    }
+    program.fail(true);
+    // A process that has started already may still say it.
+    for (place, version) in places.into_iter().zip(version) {
+        journal.write_all_at(&version, place).unwrap();
+    }
+    program.fail(false);
+    daemon.wait_for("ready");
+    for front_end in &front_ends {
+        assert!(!needs_reset(front_end));
+        front_end.post(2);
+        front_end.kick();
+        front_end.wait(2);
+    }
+    // Whoever does not want to go back does without the guest.
+    program.fail(true);
+    daemon.ask_to_restart();
+    daemon.wait_for("exit status: 1");
+    for place in places {
+        journal.write_all_at(&99_u32.to_le_bytes(), place).unwrap();
+    }
+    program.add("--forget-unreadable");
+    program.fail(false);
+    daemon.wait_for("what the last process has left is forgotten");
+    daemon.wait_for("ready");
+    let status = daemon.status();
+    let connected = [0, 1].map(|guest| status["guests"][guest]["connected"] == true);
+    assert_eq!(connected.iter().filter(|connected| **connected).count(), 1);
+    drop(front_ends);
+    program.remove();
+    daemon.end();
+}
+
+/// A guest that the command line does not have any more stays until its VMM leaves. One without a VMM is gone.
+#[test]
+fn a_guest_that_is_not_named_any_more_leaves_with_its_vmm() {
+    let program = Program::new("unnamed");
+    let directory = program.directory.display().to_string();
+    program.add(&format!(
+        "--guest name=b,vhost-user={directory}/b --guest name=c,vhost-user={directory}/c"
+    ));
+    let mut daemon = program.supervise(&["name=a,vhost-user"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+    front_end.wait(1);
+    program.add("");
+    for posted in 2..4 {
+        daemon.restart();
+        assert_eq!(names(&daemon), ["a", "b"]);
+        assert!(!needs_reset(&front_end));
+        front_end.post(posted);
+        front_end.kick();
+        front_end.wait(posted);
+    }
+    // It stays if it is named again.
+    program.add(&format!("--guest name=b,vhost-user={directory}/b"));
+    daemon.restart();
+    assert!(!needs_reset(&front_end));
+    assert_eq!(daemon.status()["guests"][1]["leaving"], false);
+    program.add("");
+    daemon.restart();
+    drop(front_end);
+    daemon.wait_for("removed");
+    assert_eq!(names(&daemon), ["a"]);
+    program.remove();
+    daemon.end();
+}
+
+/// Nobody reads the log, and guests do not notice: they come, are served, and go on after a restart.
+#[test]
+fn guests_do_not_wait_for_the_log() {
+    let mut daemon = Daemon::supervised("stalled", &["name=a,vhost-user", "name=b,vhost-user"]);
+    let path = format!("/proc/{}/fd/2", daemon.server().as_raw_nonzero());
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
+    let mut log = File::options().write(true).custom_flags(flags).open(path).unwrap();
+    while log.write(&[b'\n'; 4096]).is_ok() {}
+    while log.write(b"\n").is_ok() {}
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    for name in ["b"].repeat(20) {
+        FrontEnd::start(connect(&daemon.path(name)), 1).wait(1);
+    }
+    front_end.post(2);
+    front_end.kick();
+    front_end.wait(2);
+    daemon.wait_for("name=\"b\"");
+    daemon.restart();
+    assert!(!needs_reset(&front_end));
+    drop(front_end);
+    daemon.end();
+}
+
+/// Takes memory from the process that serves guests until it aborts, by requests of a guest.
+fn abort(daemon: &Daemon, front_end: &FrontEnd) {
+    let server = daemon.server();
+    let nothing = Rlimit { current: Some(0), maximum: Some(0) };
+    prlimit(Some(server), Resource::Data, nothing).unwrap();
+    let stat = format!("/proc/{}/stat", server.as_raw_nonzero());
+    let has_ended = || {
+        let stat = std::fs::read_to_string(&stat).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    };
+    let mut posted = front_end.answered();
+    while !has_ended() {
+        if front_end.answered() == posted {
+            posted = posted.wrapping_add(REQUESTS);
+            front_end.post(posted);
+            front_end.kick();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A guest for which one process after the other aborts is not served any more, and the other guest goes on. A process that
+/// is killed from outside is nobody's fault.
+#[test]
+fn a_guest_that_ends_processes_is_not_served_for_ever() {
+    let mut daemon = Daemon::supervised("poison", &["name=a,vhost-user", "name=b,vhost-user"]);
+    let mut bad = FrontEnd::start(connect(&daemon.path("a")), 1);
+    let mut other = connect(&daemon.path("b"));
+    vhost_user(&mut other, 1, &[]);
+    bad.wait(1);
+    for _ in 0..4 {
+        daemon.crash();
+    }
+    for aborts in 1..=3 {
+        bad = bad.start_again(1);
+        bad.wait(1);
+        abort(&daemon, &bad);
+        daemon.wait_for(&format!(
+            "a process has aborted while it served the guest guest=\"a\" aborts={aborts}"
+        ));
+        daemon.wait_for("ready");
+        assert_eq!(daemon.status()["guests"][0]["connected"], aborts < 3, "{aborts} aborts");
+        vhost_user(&mut other, 1, &[]);
+    }
+    assert_eq!(connect(&daemon.path("a")).read(&mut [0; 1]).unwrap(), 0, "it is refused");
+    daemon.restart();
+    assert_eq!(
+        connect(&daemon.path("a")).read(&mut [0; 1]).unwrap(),
+        0,
+        "it is refused after a restart, too"
+    );
+    vhost_user(&mut other, 1, &[]);
+    daemon.end();
+}
+
+/// A supervisor starts what lies at its path now, and not the file that it was started from.
+#[test]
+fn a_supervisor_starts_a_file_that_took_the_place_of_its_own() {
+    let test = "replaced";
+    let directory = directory_of(test);
+    let (program, new) = (directory.join("virtio-rdmad"), directory.join("new"));
+    std::fs::copy(BINARY, &program).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["supervise", "--"]);
+    let mut daemon = Daemon::run(command, test, &[], &["name=a,vhost-user"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    std::fs::copy(BINARY, &new).unwrap();
+    std::fs::rename(&new, &program).unwrap();
+    daemon.restart();
+    assert!(!needs_reset(&front_end));
+    let running = std::fs::read_link(format!("/proc/{}/exe", daemon.server().as_raw_nonzero()));
+    assert_eq!(running.unwrap(), program);
+    drop(front_end);
+    std::fs::remove_file(program).unwrap();
+    daemon.end();
+}
+
 /// A guest that was added is gone for good if the next process cannot add it again: a guest of the command line has its
 /// MAC address now. Its VMM is disconnected, and it does not come back when the address is free.
 #[test]
 fn an_added_guest_that_cannot_be_added_again_is_forgotten() {
-    let directory = directory_of("forgotten");
-    let (program, more) = (directory.join("program"), directory.join("more"));
-    let script = format!("#!/bin/sh\nexec {BINARY} \"$@\" $(cat {})\n", more.display());
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
-    std::fs::write(&more, "").unwrap();
-    let mut command = Command::new(BINARY);
-    command.args(["supervise", "--program"]).arg(&program).arg("--");
-    let mut daemon = Daemon::run(command, "forgotten", &[], &["name=a,vhost-user"]);
+    let program = Program::new("forgotten");
+    let mut daemon = program.supervise(&["name=a,vhost-user"]);
 
     let mac = "mac=52:54:00:00:00:0b";
     let path = daemon.path("b");
@@ -1262,19 +1516,18 @@ fn an_added_guest_that_cannot_be_added_again_is_forgotten() {
     let mut vmm = connect(&path);
     vhost_user(&mut vmm, 1, &[]);
     let other = format!("--guest name=c,{mac},vhost-user={}", daemon.path("c").display());
-    std::fs::write(&more, other).unwrap();
-    kill_process(Pid::from_child(&daemon.child), Signal::HUP).unwrap();
+    program.add(&other);
+    daemon.ask_to_restart();
     daemon.wait_for("the guest cannot be added again");
     daemon.wait_for("ready");
     assert_eq!(names(&daemon), ["a", "c"]);
-    std::fs::write(&more, "").unwrap();
+    program.add("");
     daemon.restart();
     assert_eq!(names(&daemon), ["a"]);
     assert_eq!(vmm.read(&mut [0; 1]).unwrap(), 0, "the VMM is disconnected");
     // A process removes the sockets that it has made.
-    for path in [path, program, more] {
-        std::fs::remove_file(path).unwrap();
-    }
+    std::fs::remove_file(path).unwrap();
+    program.remove();
     daemon.end();
 }
 

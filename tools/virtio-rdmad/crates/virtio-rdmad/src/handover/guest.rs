@@ -6,9 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use blame::Board;
 use rustix::fs::{fstat, memfd_create, MemfdFlags};
 use rustix::io::{pread, Errno};
-use rustix::net::{recv, RecvFlags};
 use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{Change, State};
@@ -16,14 +16,18 @@ use virtio_transport::{Change, State};
 use super::journal::{Journal, JournalError};
 use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
+use crate::connection::Ended;
 use crate::guest::{Guest, Origin};
 use crate::options::{GuestSpec, SpecError};
 
 /// The beginning of the names of what is kept. A number follows.
 const NAME: &str = "guest-";
 
-/// The record of a guest's journal. The descriptors of the set are: the journal, the listeners if there are any, and
-/// with a connection its socket and the descriptors of its state.
+/// The record of a guest's journal. The descriptors of the set are: the journal, the listeners if there are any, with a
+/// connection its socket and the descriptors of its state, and the image if there is one.
+///
+/// In the file it comes first, and [`More`] follows. A process that does not know what follows ignores it, so that an
+/// older version of this program goes on with what a newer one has left.
 #[derive(Debug, Deserialize, Serialize)]
 struct Record {
     /// The guest, as in `--guest`, as it is now.
@@ -42,26 +46,32 @@ struct Record {
     /// When the device stopped whose image the last process has left, which is the last descriptor of the set, as a time
     /// of [`now`].
     left: Option<u64>,
-    /// What the VMM had sent when the last process ended, if that did not end in order.
-    unhandled: Option<Unhandled>,
+    /// What earlier versions kept here: a message of the VMM, and how many processes had ended while it waited.
+    message: Option<(Vec<u8>, u8)>,
 }
 
-/// The first message that waits in the socket of a VMM when a process takes over from one that has crashed. A message
-/// stays in the socket until it is handled, so it may be what ends one process after the other.
-#[derive(Debug, Deserialize, Serialize)]
-struct Unhandled {
-    /// Its first bytes, [`HEAD`] at most.
-    head: Vec<u8>,
-    /// How many processes in a row have ended while a message that begins so waited.
-    processes: u8,
+/// What follows the record. A later version may append fields.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+struct More {
+    /// How many descriptors the state of the connection has.
+    of_state: u32,
+    /// How many processes have aborted while they served the guest, with less than [`FORGIVEN`] between two.
+    aborts: u8,
+    /// When the last of them was noticed, as a time of [`now`].
+    last_abort: u64,
 }
 
-/// Bytes by which a message is known. A message of vfio-user has a number in there, which the next one does not have.
-const HEAD: usize = 64;
+/// How many processes may abort while they serve one guest. Then its VMM is disconnected, so that the other guests go on.
+const MOST_ABORTS: u8 = 3;
 
-/// How many processes may end in a row while one message waits. Then the VMM that has sent it is disconnected, so that
-/// the other guests go on.
-const MOST_PROCESSES: u8 = 3;
+/// After this time in nanoseconds without another abort, those before do not count any more.
+const FORGIVEN: u64 = 600_000_000_000;
+
+/// The name by which the service manager keeps what the threads say on whose behalf they work ([`blame`]).
+const BOARD: &str = "board";
+
+/// On the board, the number of a guest counts from 1, and this is added while the guest is loaded.
+const LOADS: u64 = 1 << 62;
 
 /// A VMM that has connected.
 #[derive(Debug)]
@@ -96,6 +106,8 @@ enum KeepError {
     Encoding(#[from] postcard::Error),
     #[error("the set of descriptors that the journal names is not there")]
     NoSet,
+    #[error("it has other descriptors than the journal says")]
+    OtherSet,
     #[error("{0} descriptors in the place of two")]
     Sockets(usize),
     #[error(transparent)]
@@ -110,6 +122,9 @@ pub struct Kept {
     stash: Stash,
     journal: Journal,
     record: Record,
+    more: More,
+    /// The number of the set of descriptors that belongs to the record.
+    set: u64,
     listeners: Vec<OwnedFd>,
     /// The VMM that is connected.
     stream: Option<UnixStream>,
@@ -136,13 +151,14 @@ impl Kept {
                 has_listener: !listeners.is_empty(),
                 connection: None,
                 left: None,
-                unhandled: None,
+                message: None,
             };
             let (stash, journal) = (Stash::new()?, Journal::new()?);
-            let (manager, stream) = (manager.clone(), None);
-            let mut kept = Self { manager, name, stash, journal, record, listeners, stream };
+            let (manager, more, set, stream) = (manager.clone(), More::default(), 0, None);
+            let mut kept =
+                Self { manager, name, stash, journal, record, more, set, listeners, stream };
             kept.write(Change::Descriptors, &[], None)?;
-            kept.manager.keep(&kept.name, kept.stash.sockets())?;
+            kept.manager.keep(&kept.name, &kept.stash.sockets())?;
             Ok::<_, KeepError>(kept)
         };
         begin().map_err(|error| refused(spec, &error)).ok()
@@ -185,6 +201,24 @@ impl Kept {
         }
     }
 
+    /// Returns what a thread that works for the guest writes on the board.
+    pub fn subject(&self) -> u64 {
+        self.number() + 1
+    }
+
+    /// Notes that a process has aborted while it served the guest.
+    fn note_abort(&mut self) {
+        let now = now();
+        let again = now.saturating_sub(self.more.last_abort) < FORGIVEN;
+        self.more.aborts = if again { self.more.aborts.saturating_add(1) } else { 1 };
+        self.more.last_abort = now;
+    }
+
+    /// Returns whether the guest is not served, because processes have aborted while they served it.
+    pub fn is_fenced(&self) -> bool {
+        self.more.aborts >= MOST_ABORTS && now().saturating_sub(self.more.last_abort) < FORGIVEN
+    }
+
     /// Returns the number of the guest.
     fn number(&self) -> u64 {
         self.name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or(0)
@@ -193,7 +227,9 @@ impl Kept {
     /// Keeps what the VMM that is connected has said.
     fn keep(&mut self, state: &State, change: Change) {
         self.record.connection = Some(state.bytes.clone());
-        self.record.left = None;
+        // The set has the image as well until it is another one.
+        let has_image = self.record.left.take().is_some();
+        let change = if has_image { Change::Descriptors } else { change };
         if let Err(error) = self.write(change, &state.descriptors, None) {
             refused(&self.record.spec, &error);
             self.disconnect();
@@ -205,7 +241,6 @@ impl Kept {
     pub fn leave(&mut self, state: &State, image: &[u8], stopped: u64) {
         self.record.connection = Some(state.bytes.clone());
         self.record.left = Some(stopped);
-        self.record.unhandled = None;
         let write = |kept: &mut Self| {
             let file = file_of(image)?;
             kept.write(Change::Descriptors, &state.descriptors, Some(file.as_fd()))
@@ -215,33 +250,15 @@ impl Kept {
         }
     }
 
-    /// Looks at what waits in the socket of the VMM, after a process that did not end in order. Returns whether that may
-    /// be handled.
-    fn may_handle(&mut self, stream: &UnixStream) -> Result<bool, KeepError> {
-        let mut head = vec![0; HEAD];
-        // A socket that has ended is the connection's matter.
-        let length = recv(stream, &mut head[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        head.truncate(length.map_or(0, |(length, _)| length));
-        let before = self.record.unhandled.take().filter(|before| before.head == head);
-        let processes = before.map_or(1, |before| before.processes.saturating_add(1));
-        self.record.unhandled = (!head.is_empty()).then_some(Unhandled { head, processes });
-        self.write_record()?;
-        Ok(self.record.unhandled.is_none() || processes < MOST_PROCESSES)
-    }
-
-    /// Forgets the image, so that it is used once: the device would not be what it is now if the process that uses it
-    /// ends as well.
-    fn forget_image(&mut self) -> Result<(), KeepError> {
-        if self.record.left.take().is_none() {
-            return Ok(());
-        }
-        self.write_record()
-    }
-
     /// Writes the record, which names the descriptors of the last one.
     fn write_record(&mut self) -> Result<(), KeepError> {
+        let record = self.encode()?;
+        Ok(self.journal.write(self.set, &record)?)
+    }
+
+    fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
         let record = postcard::to_stdvec(&self.record)?;
-        Ok(self.journal.write(self.stash.set(), &record)?)
+        postcard::to_extend(&self.more, record)
     }
 
     /// Ends this, because the guest is removed.
@@ -249,7 +266,7 @@ impl Kept {
         self.ender()();
     }
 
-    /// Returns what does the same, also when this is gone.
+    /// Returns what does the same, also when this has another owner or is gone.
     pub fn ender(&self) -> impl Fn() {
         let (manager, name) = (self.manager.clone(), self.name.clone());
         move || manager.forget(&name)
@@ -258,7 +275,6 @@ impl Kept {
     /// Forgets the VMM that was connected.
     pub fn disconnect(&mut self) {
         self.stream = None;
-        self.record.unhandled = None;
         if self.record.connection.take().is_none() {
             return;
         }
@@ -276,14 +292,18 @@ impl Kept {
         if change != Change::Descriptors {
             return self.write_record();
         }
-        let record = postcard::to_stdvec(&self.record)?;
+        let before = self.more;
+        self.more.of_state = u32::try_from(of_state.len()).unwrap_or(u32::MAX);
+        let record = self.encode()?;
         let mut descriptors = vec![self.journal.file()];
         descriptors.extend(self.listeners.iter().map(AsFd::as_fd));
         descriptors.extend(self.stream.as_ref().map(AsFd::as_fd));
         descriptors.extend(of_state.iter().map(|descriptor| descriptor.as_fd()));
         descriptors.extend(image);
-        let set = self.stash.put(&descriptors).map_err(KeepError::Stash)?;
-        self.journal.write(set, &record)?;
+        let set = self.stash.put(&descriptors).map_err(KeepError::Stash);
+        let written = set.and_then(|set| Ok((set, self.journal.write(set, &record)?)));
+        // After an error the record from before is still the one that counts.
+        (self.set, ()) = written.inspect_err(|_| self.more = before)?;
         self.stash.forget().map_err(KeepError::Stash)
     }
 }
@@ -365,8 +385,56 @@ pub struct Left {
     pub nic: Option<OwnedFd>,
     /// Its VMM, if one is connected.
     pub connected: Option<Connected>,
+    /// Whether its VMM is to be disconnected, because processes have aborted while they served it.
+    pub is_fenced: bool,
     /// When that process left it, if it has ended in order, as a time of CLOCK_MONOTONIC in nanoseconds.
     since: Option<u64>,
+}
+
+/// Takes over the board of another process, or makes one.
+fn board(manager: &Manager, kept: Option<Vec<OwnedFd>>) -> Option<Board> {
+    let inherited = kept.and_then(|mut kept| Board::inherit(kept.pop()?).ok());
+    if inherited.is_some() {
+        return inherited;
+    }
+    let make = || {
+        let board = Board::new()?;
+        manager.forget(BOARD);
+        manager.keep(BOARD, &[board.file()])?;
+        Ok::<_, std::io::Error>(board)
+    };
+    let failed = |error: &std::io::Error| {
+        tracing::warn!(%error, "a later process would not know for which guest this one aborts");
+    };
+    make().inspect_err(failed).ok()
+}
+
+/// Why a process cannot go on with what another one has left. It must not serve then: each guest that it does not know of
+/// would lose its device.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// The service manager does not hand over what it has kept.
+    #[error("the descriptors that the service manager keeps: {0}")]
+    Store(std::io::Error),
+    /// What is kept of a guest has been damaged, or another version of this program has written it.
+    #[error(
+        "{name}: what the last process has left cannot be read: {reason}. Nothing of it has changed: start the version \
+         that has served the guests, or use --forget-unreadable, with which the guests that cannot be read lose their devices"
+    )]
+    Guest {
+        /// The name by which the service manager keeps it.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+}
+
+impl Unreadable {
+    /// Returns this for a guest whose connection has ended before it began, if the reason is of this kind.
+    pub fn of(guest: &Guest, ended: &Ended) -> Option<Self> {
+        let name = guest.spec.name.clone();
+        ended.is_unreadable().then(|| Self::Guest { name, reason: ended.to_string() })
+    }
 }
 
 /// What another process has left to this one.
@@ -376,23 +444,36 @@ pub struct Inherited {
     pub guests: Vec<Left>,
     /// A number that is higher than that of any guest.
     pub next: u64,
+    /// What the threads say on whose behalf they work.
+    pub board: Option<Board>,
 }
 
 impl Inherited {
-    /// Takes what another process has left to this one. What cannot be read is dropped, and logged. Call this once.
-    pub fn take(manager: &Arc<Manager>) -> Result<Self, std::io::Error> {
+    /// Takes what another process has left to this one, and changes nothing of it. What cannot be read is an error, and
+    /// stays where it is for a process that can read it; with `forget` it is logged, and the service manager forgets it.
+    /// Call this once.
+    pub fn take(manager: &Arc<Manager>, forget: bool) -> Result<Self, Unreadable> {
         let mut guests = Vec::new();
-        for (name, sockets) in kept_descriptors()? {
+        let mut kept = kept_descriptors().map_err(Unreadable::Store)?;
+        let board = board(manager, kept.remove(BOARD));
+        for (name, sockets) in kept {
             match Left::read(manager, &name, sockets) {
                 Ok(guest) => guests.push(guest),
-                Err(error) => {
-                    tracing::error!(%error, name, "what the last process has left cannot be read");
+                Err(error) if forget => {
+                    tracing::error!(%error, name, "what the last process has left is forgotten");
                     manager.forget(&name);
+                }
+                Err(error) => {
+                    return Err(Unreadable::Guest { name, reason: error.to_string() });
                 }
             }
         }
         let next = guests.iter().map(|guest| guest.kept.number() + 1).max().unwrap_or(0);
-        Ok(Self { guests, next })
+        let aborted = board.as_ref().map(Board::aborted).unwrap_or_default();
+        for guest in &mut guests {
+            guest.note_aborts(&aborted);
+        }
+        Ok(Self { guests, next, board })
     }
 
     /// Returns since when no process serves the guests, if the last one has ended in order.
@@ -417,7 +498,9 @@ impl Left {
         let first = sets.values().next().and_then(|set| set.first()).ok_or(KeepError::NoSet)?;
         let (journal, entry) = Journal::inherit(first.try_clone()?)?;
         let set = sets.remove(&entry.set).ok_or(KeepError::NoSet)?;
-        let record: Record = postcard::from_bytes(&entry.record)?;
+        let (record, rest): (Record, _) = postcard::take_from_bytes(&entry.record)?;
+        let more = (!rest.is_empty()).then(|| postcard::take_from_bytes::<More>(rest));
+        let more = more.transpose()?.map(|(more, _)| more);
         let mut set = set.into_iter().skip(1);
         let mut take = |is_there: bool| match is_there.then(|| set.next()) {
             Some(None) => Err(KeepError::NoSet),
@@ -430,6 +513,11 @@ impl Left {
         let mut descriptors: Vec<_> = set.map(Arc::new).collect();
         let image = record.left.and_then(|_| descriptors.pop());
         let image = image.map(|file| bytes_of(&file)).transpose()?;
+        let of_state = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
+        if more.is_some_and(|more| more.of_state != of_state) {
+            return Err(KeepError::OtherSet);
+        }
+        let more = more.unwrap_or(More { of_state, ..More::default() });
         let since = record.left;
         let (named, origin) = (record.named.clone(), record.origin);
         let connected = stream.zip(record.connection.clone()).map(|(stream, bytes)| Connected {
@@ -438,27 +526,63 @@ impl Left {
         });
         let listeners = listener.iter().chain(&nic).map(OwnedFd::try_clone);
         let listeners = listeners.collect::<Result<_, _>>()?;
-        let (manager, name, stream) = (manager.clone(), name.to_owned(), None);
-        let mut kept = Kept { manager, name, stash, journal, record, listeners, stream };
-        kept.forget_image()?;
-        let mut left = Self { kept, spec, named, origin, listener, nic, connected, since };
-        left.review()?;
-        Ok(left)
+        let (manager, name, set, stream) = (manager.clone(), name.to_owned(), entry.set, None);
+        let kept = Kept { manager, name, stash, journal, record, more, set, listeners, stream };
+        let is_fenced = false;
+        Ok(Self { kept, spec, named, origin, listener, nic, connected, is_fenced, since })
     }
+}
 
-    /// Disconnects the VMM if its next message may be what has ended process after process.
-    fn review(&mut self) -> Result<(), KeepError> {
-        let Some(Connected { stream, .. }) = &self.connected else { return Ok(()) };
-        if self.since.is_some() || self.kept.may_handle(stream)? {
-            return Ok(());
+impl Left {
+    /// Notes that threads of another process have aborted while they worked for these subjects.
+    fn note_aborts(&mut self, aborted: &[u64]) {
+        let (guest, subject) = (&self.spec.name, self.kept.subject());
+        if aborted.contains(&(subject | LOADS)) {
+            tracing::error!(
+                guest,
+                "a process has aborted while it loaded the device, which needs a reset"
+            );
+            if let Some(said) = self.connected.as_mut().and_then(|vmm| vmm.said.as_mut()) {
+                said.image = None;
+            }
         }
-        tracing::error!(
-            guest = self.spec.name,
-            "{MOST_PROCESSES} processes have ended while the same message of its VMM waited; its VMM is disconnected"
-        );
-        self.connected = None;
-        self.kept.disconnect();
-        Ok(())
+        if aborted.contains(&subject) {
+            self.kept.note_abort();
+            tracing::error!(
+                guest,
+                aborts = self.kept.more.aborts,
+                "a process has aborted while it served the guest"
+            );
+        }
+        if self.kept.is_fenced() && self.connected.take().is_some() {
+            tracing::error!(
+                guest,
+                "{MOST_ABORTS} processes have aborted while they served the guest: its VMM is disconnected, and no VMM may connect for ten minutes"
+            );
+            self.is_fenced = true;
+        }
+    }
+}
+
+/// What a thread works for, as it writes it on the board.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// No guest.
+    Nobody,
+    /// A guest that it serves, by [`Kept::subject`].
+    Serve(u64),
+    /// A guest that it loads.
+    Load(u64),
+}
+
+impl Work {
+    /// Returns what is written on the board.
+    pub fn subject(self) -> u64 {
+        match self {
+            Self::Nobody => 0,
+            Self::Serve(subject) => subject,
+            Self::Load(subject) => subject | LOADS,
+        }
     }
 }
 

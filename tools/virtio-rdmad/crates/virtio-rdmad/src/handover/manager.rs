@@ -7,9 +7,12 @@
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::mpsc::{sync_channel, SyncSender};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::io::{fcntl_setfd, FdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -17,12 +20,26 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 /// Most descriptors of one message to the service manager.
 const MOST: usize = 2;
 
+/// Most messages that wait to be sent.
+const WAITING: usize = 1024;
+
 /// The service manager.
 #[derive(Debug)]
 pub struct Manager {
     socket: UnixDatagram,
     /// Whether it keeps descriptors.
     keeps: bool,
+    /// Where messages wait to be sent, once there is a thread that sends them: the service manager may not read for a
+    /// while, and no thread that serves guests waits for it.
+    queue: OnceLock<SyncSender<Waiting>>,
+}
+
+/// What waits to be sent.
+#[derive(Debug)]
+enum Waiting {
+    Message(String, Vec<OwnedFd>),
+    /// Tell this that everything before it is sent.
+    Flush(SyncSender<()>),
 }
 
 impl Manager {
@@ -42,7 +59,41 @@ impl Manager {
         let named = |error: Error| Error::new(error.kind(), format!("NOTIFY_SOCKET: {error}"));
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address).map_err(named)?;
-        Ok(Some(Self { socket, keeps }))
+        Ok(Some(Self { socket, keeps, queue: OnceLock::new() }))
+    }
+
+    /// Starts the thread that sends messages from now on. It calls `confine` first. Call this once.
+    pub fn start_sender(&self, confine: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let socket = self.socket.try_clone()?;
+        let (sender, waiting) = sync_channel(WAITING);
+        let send = move || {
+            confine();
+            for message in waiting {
+                match message {
+                    Waiting::Message(text, descriptors) => {
+                        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                        if let Err(error) = send(&socket, &text, &descriptors) {
+                            tracing::warn!(%error, text, "the service manager cannot be told");
+                        }
+                    }
+                    Waiting::Flush(done) => {
+                        let _ = done.send(());
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("manager".to_owned()).spawn(send)?;
+        let _ = self.queue.set(sender);
+        Ok(())
+    }
+
+    /// Waits until everything is sent, but not longer than this.
+    pub fn flush(&self, limit: Duration) {
+        let Some(queue) = self.queue.get() else { return };
+        let (done, is_done) = sync_channel(1);
+        if queue.try_send(Waiting::Flush(done)).is_ok() {
+            let _ = is_done.recv_timeout(limit);
+        }
     }
 
     /// Returns whether the service manager keeps descriptors.
@@ -56,8 +107,8 @@ impl Manager {
     }
 
     /// Has the service manager keep descriptors by a name, whatever becomes of the other ends of them.
-    pub fn keep(&self, name: &str, descriptors: [BorrowedFd<'_>; MOST]) -> Result<(), Error> {
-        self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), &descriptors)
+    pub fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptors)
     }
 
     /// Has the service manager close the descriptors of a name.
@@ -68,15 +119,24 @@ impl Manager {
     }
 
     fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return Err(ErrorKind::InvalidInput.into());
-        }
-        let parts = [IoSlice::new(text.as_bytes())];
-        sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
+        let Some(queue) = self.queue.get() else { return send(&self.socket, text, descriptors) };
+        let copies = descriptors.iter().map(BorrowedFd::try_clone_to_owned);
+        let message = Waiting::Message(text.to_owned(), copies.collect::<Result<_, _>>()?);
+        let full = |_| Error::other(format!("it has not read {WAITING} messages"));
+        queue.try_send(message).map_err(full)
     }
+}
+
+/// Sends a message, and waits until the service manager has room for it.
+fn send(socket: &UnixDatagram, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let parts = [IoSlice::new(text.as_bytes())];
+    sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// Takes the descriptors that the service manager has kept, by their names. Call this once.

@@ -88,11 +88,6 @@ impl Stash {
         [self.near.as_fd(), self.far.as_fd()]
     }
 
-    /// Returns the number of the last set that was put here.
-    pub fn set(&self) -> u64 {
-        self.set
-    }
-
     /// Puts a set of descriptors here, at least one, and returns its number. The sets from before are here as well
     /// until [`Self::forget`]. After an error a part of it may be here.
     pub fn put(&mut self, descriptors: &[BorrowedFd<'_>]) -> Result<u64, Errno> {
@@ -276,6 +271,6 @@ mod tests {
     #[test]
     fn an_empty_stash_has_no_set() {
         let (stash, sets) = leave(Stash::new().unwrap(), false);
-        assert_eq!((sets.len(), stash.set(), stash.messages), (0, 0, 0));
+        assert_eq!((sets.len(), stash.set, stash.messages), (0, 0, 0));
     }
 }

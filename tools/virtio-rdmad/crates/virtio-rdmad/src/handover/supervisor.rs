@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long virtio-rdmad may take to end before it is killed.
-const END: Duration = Duration::from_secs(15);
+const END: Duration = Duration::from_secs(60);
 
 /// Starts the program whose pid it has itself, as sd_listen_fds(3) demands.
 const SCRIPT: &str = "export LISTEN_PID=$$; exec \"$@\"";

@@ -77,6 +77,11 @@ impl Bench {
 }
 
 impl Worker {
+    /// Returns how many guests the worker serves.
+    fn guests(&self) -> usize {
+        self.handle().guests()
+    }
+
     fn is_idle(&self) -> bool {
         self.connections.iter().all(|connection| connection.state == State::Armed(None))
     }
