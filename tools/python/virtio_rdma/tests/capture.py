@@ -42,8 +42,9 @@ PSNS = 1 << 24
 ICRC = 4
 # Congestion notification; bits 4 to 0 of its opcode mean something else for every other service.
 CNP = 0x81
-# A selective acknowledgement, of the opcodes that IBA leaves to manufacturers.
+# A selective acknowledgement, and the offer of a requester, of the opcodes that IBA leaves to manufacturers.
 SELECTIVE_ACKNOWLEDGE = 0xd1
+SELECTIVE_OFFER = 0xd2
 # Bits 4 to 0 of the opcodes of what comes behind another packet of its message: SENDs, WRITEs and responses of READs.
 BEHIND = {0x01, 0x02, 0x03, 0x07, 0x08, 0x09, 0x0e, 0x0f, 0x16}
 # Bits 4 to 0 of the opcodes that answer requests of a reliable connection.
@@ -247,8 +248,7 @@ def complaints(frame):
         "fragment": ip.version == 6 or (ip.frag == 0 and ip.flags == "DF"),
         "UDP length": udp.len == payload,
         "UDP ports": udp.dport == PORT and udp.sport >= 0xc000,
-        # The highest bit of resv7 says that the sender knows selective acknowledgements.
-        "BTH": (bth.version, bth.pkey, bth.resv6, bth.resv7 & 0x3f) == (0, 0xffff, 0, 0),
+        "BTH": (bth.version, bth.pkey, bth.resv6, bth.resv7) == (0, 0xffff, 0, 0),
         "length": length % 4 == 0,
         "ICRC or IP checksum": bytes(again) == frame,
     }

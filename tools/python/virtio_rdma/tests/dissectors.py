@@ -3,7 +3,7 @@
 
 import subprocess
 
-from virtio_rdma.tests.capture import CNP, PORT, SELECTIVE_ACKNOWLEDGE
+from virtio_rdma.tests.capture import CNP, PORT, SELECTIVE_ACKNOWLEDGE, SELECTIVE_OFFER
 
 # Whom the programs run as: nobody.
 USER = "65534:65534"
@@ -13,7 +13,7 @@ TELLS = ("frame.protocols", "_ws.expert.message", "infiniband.bth.opcode", "infi
 # The bits of an opcode that name the service, and those of XRC. tshark 4.4 knows no extended headers of XRC, of
 # congestion notification and of what IBA leaves to manufacturers, so it does not find their ICRC.
 SERVICE, OF_XRC = 0xe0, 0xa0
-UNKNOWN = (CNP, SELECTIVE_ACKNOWLEDGE)
+UNKNOWN = (CNP, SELECTIVE_ACKNOWLEDGE, SELECTIVE_OFFER)
 
 
 def run(root, path, *command):

@@ -97,6 +97,7 @@ OPCODES: dict[int, list[type[Packet]]] = {
     0x64: [Deth, Raw], 0x65: [Deth, ImmDt, Raw],
     0x81: [CnpReserved],
     0xd1: [Aeth, SackEth],
+    0xd2: [],
     **{0xa0 | bits: follows if bits in RESPONSES else [Xrceth, *follows] for bits, follows in FOLLOWS.items()},
 }
 
@@ -126,7 +127,6 @@ class Made:
     def __init__(self, opcode, version, tag, choice):
         self.opcode, self.version = opcode, version
         flags = {name: bool(choice.getrandbits(1)) for name in ("solicited", "migreq", "fecn", "becn", "ackreq")}
-        self.selective = bool(choice.getrandbits(1))
         self.bth = {"opcode": opcode, "pkey": choice.getrandbits(16), "dqpn": choice.getrandbits(24),
                     "psn": choice.getrandbits(24), **flags}
         self.headers = [randomly(kind, choice) for kind in OPCODES[opcode] if kind is not Raw]
@@ -154,7 +154,7 @@ class Made:
     def frame(self, step=0):
         """Returns the frame; IPv4's identification is `step` more."""
         pad = -len(self.payload) % 4
-        transport = BTH(padcount=pad, resv7=0x40 * self.selective, **self.bth)
+        transport = BTH(padcount=pad, **self.bth)
         for header in self.headers:
             transport /= header
         if self.payload:
@@ -170,7 +170,7 @@ class Made:
             "destination": MACS["dst"].replace(":", ""), "source": MACS["src"].replace(":", ""), "vlan": self.vlan,
             "source_ip": ADDRESSES[self.version]["src"], "destination_ip": ADDRESSES[self.version]["dst"],
             "ip": self.ip, "source_port": self.source_port,
-            "bth": self.bth | {"selective": self.selective}, "extended": extended,
+            "bth": self.bth, "extended": extended,
             "payload": self.payload.hex(), "again": self.frame().hex(), "icrc_of_next": self.frame(1)[-4:].hex(),
         }
 
@@ -189,7 +189,7 @@ def test_reserved_bits_pad_and_udp_checksum_are_ignored():
     ip = Ether(**MACS) / IP(**ADDRESSES[4], flags="DF")
     udp = UDP(sport=PORT, dport=PORT, chksum=0)
     frames = [
-        ip / UDP(sport=PORT, dport=PORT) / BTH(opcode=4, padcount=3, resv6=0x3f, resv7=0x3f) / Raw(b"dpad"),
+        ip / UDP(sport=PORT, dport=PORT) / BTH(opcode=4, padcount=3, resv6=0x3f, resv7=0x7f) / Raw(b"dpad"),
         ip / udp / BTH(opcode=0x64) / Deth(_reserved=0xff, source_qp=5),
         ip / udp / BTH(opcode=0x81) / CnpReserved(_reserved2=1),
         # Ethernet fills a frame up to 60 bytes.

@@ -379,7 +379,8 @@ impl World {
     fn forge(&self, program: &mut Program<'_>) -> Option<Vec<u8>> {
         let byte = match program.u8() {
             byte @ 192.. => byte,
-            176..192 => 0xd1,
+            176..188 => 0xd1,
+            188..192 => 0xd2,
             byte @ 128.. => 0x64 | byte & 1,
             byte => byte & 31,
         };
@@ -408,7 +409,6 @@ impl World {
         bth.ack_request = flags & 1 != 0;
         bth.solicited_event = flags & 2 != 0;
         bth.becn = flags & 4 != 0;
-        bth.selective = flags & 8 != 0;
         if flags & 0xf0 == 0xf0 {
             bth.pkey = program.u16();
         }

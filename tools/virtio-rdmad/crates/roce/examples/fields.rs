@@ -111,7 +111,6 @@ fn fields(packet: &Packet<'_>) -> Result<Value, Box<dyn Error>> {
             "becn": bth.becn,
             "dqpn": bth.dest_qp.get(),
             "ackreq": bth.ack_request,
-            "selective": bth.selective,
             "psn": bth.psn.get(),
         },
         "extended": extended(headers),

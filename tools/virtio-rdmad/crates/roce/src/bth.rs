@@ -36,9 +36,6 @@ pub struct Bth {
     pub dest_qp: Qpn,
     /// A (AckReq): the responder is asked for an acknowledgement.
     pub ack_request: bool,
-    /// The sender knows selective acknowledgements: the highest of the 7 reserved bits in front of the PSN. Peers
-    /// that do not know the bit ignore it, and send 0 (IBA 9.2).
-    pub selective: bool,
     /// The PSN.
     pub psn: Psn,
 }
@@ -53,7 +50,8 @@ struct Wire {
     pkey: U16,
     /// FECN, BECN, 6 reserved bits, 24 bits of QPN.
     dest_qp: U32,
-    /// AckReq, `selective`, 6 reserved bits, 24 bits of PSN.
+    /// AckReq, 7 reserved bits, 24 bits of PSN. Adapters of NVIDIA set the highest reserved bit, by which switches tell
+    /// packets that may overtake each other (adaptive routing).
     psn: U32,
 }
 
@@ -69,7 +67,6 @@ const VERSION: u8 = 0x0f;
 const FECN: u32 = 1 << 31;
 const BECN: u32 = 1 << 30;
 const ACK_REQUEST: u32 = 1 << 31;
-const SELECTIVE: u32 = 1 << 30;
 
 impl Bth {
     /// Makes a header with the default partition and the bit M, and without all other bits.
@@ -83,7 +80,6 @@ impl Bth {
             becn: false,
             dest_qp,
             ack_request: false,
-            selective: false,
             psn,
         }
     }
@@ -105,7 +101,6 @@ impl Bth {
             becn: dest_qp & BECN != 0,
             dest_qp: Qpn::from_word(dest_qp),
             ack_request: psn & ACK_REQUEST != 0,
-            selective: psn & SELECTIVE != 0,
             psn: Psn::new(psn),
         };
         Ok((header, usize::from(wire.flags >> PAD_SHIFT & PAD_MASK)))
@@ -120,9 +115,7 @@ impl Bth {
         let flags =
             bit8(self.solicited_event, SOLICITED_EVENT) | bit8(self.migrated, MIGRATED) | pad_bits;
         let dest_qp = bit32(self.fecn, FECN) | bit32(self.becn, BECN) | self.dest_qp.get();
-        let psn = bit32(self.ack_request, ACK_REQUEST)
-            | bit32(self.selective, SELECTIVE)
-            | self.psn.get();
+        let psn = bit32(self.ack_request, ACK_REQUEST) | self.psn.get();
         let wire = Wire {
             opcode: self.opcode.byte(),
             flags,
@@ -162,8 +155,6 @@ mod tests {
             bytes(&all, 0),
             [0x04, 0xc0, 0xff, 0xff, 0x80, 0x12, 0x34, 0x56, 0x80, 0xab, 0xcd, 0xef]
         );
-        let selective = Bth { selective: true, ..header() };
-        assert_eq!(bytes(&selective, 0)[8], 0x40);
         let becn = Bth { migrated: false, pkey: 0x8001, becn: true, ..header() };
         assert_eq!(bytes(&becn, 1)[..5], [0x04, 0x10, 0x80, 0x01, 0x40]);
     }
@@ -172,7 +163,7 @@ mod tests {
     fn reserved_bits_are_ignored() {
         let mut wire = bytes(&header(), 2);
         wire[4] |= 0x3f;
-        wire[8] |= 0x3f;
+        wire[8] |= 0x7f;
         assert_eq!(Bth::take(&mut wire.as_slice()), Ok((header(), 2)));
     }
 

@@ -78,8 +78,11 @@ pub enum Operation {
     Flush,
     /// ATOMIC WRITE of 8 bytes (IBA A19).
     AtomicWrite,
-    /// An acknowledgement of the packets in front of a missing one, which tells what is held of those behind it.
+    /// An acknowledgement of the packets in front of a missing one, which tells what is held of those behind it. If
+    /// nothing is held, it says only that the responder knows such acknowledgements.
     SelectiveAcknowledge,
+    /// The requester knows selective acknowledgements.
+    SelectiveOffer,
     /// Congestion notification: the receiver of packets marked with [`Ecn::Ce`](crate::Ecn::Ce) tells
     /// their sender.
     Cnp,
@@ -177,6 +180,9 @@ const CNP_BITS: u8 = 0x01;
 /// Bits 4 to 0 of the opcode of a selective acknowledgement: those of an acknowledgement.
 const SELECTIVE_BITS: u8 = 0x11;
 
+/// Bits 4 to 0 of the opcode of the offer of a requester.
+const OFFER_BITS: u8 = 0x12;
+
 impl Opcode {
     /// The opcode of a congestion notification packet: 0x81.
     pub const CNP: Self = Self {
@@ -194,6 +200,14 @@ impl Opcode {
         position: Position::Only,
     };
 
+    /// The opcode of a requester that knows selective acknowledgements: 0xd2.
+    pub const SELECTIVE_OFFER: Self = Self {
+        byte: Service::Manufacturer.bits() | OFFER_BITS,
+        service: Service::Manufacturer,
+        operation: Operation::SelectiveOffer,
+        position: Position::Only,
+    };
+
     /// Returns the opcode of this byte; `None` if the byte is reserved, or belongs to reliable
     /// datagrams or to another manufacturer.
     #[inline]
@@ -206,6 +220,7 @@ impl Opcode {
         let Some(service) = Service::from_byte(byte) else { return None };
         let only = match service {
             Service::Cnp => Some(Self::CNP),
+            Service::Manufacturer if byte & 0x1f == OFFER_BITS => Some(Self::SELECTIVE_OFFER),
             Service::Manufacturer => Some(Self::SELECTIVE_ACKNOWLEDGE),
             _ => None,
         };
@@ -268,7 +283,7 @@ impl Opcode {
             (O::Send | O::Write, _) => &[H::Xrceth],
             (O::WriteWithImmediate, Only) => &[H::Xrceth, H::Reth, H::ImmDt],
             (O::SendWithImmediate | O::WriteWithImmediate, _) => &[H::Xrceth, H::ImmDt],
-            (O::ReadResponse, Position::Middle) => &[],
+            (O::ReadResponse, Position::Middle) | (O::SelectiveOffer, _) => &[],
             (O::ReadResponse | O::Acknowledge, _) => &[H::Aeth],
             (O::AtomicAcknowledge, _) => &[H::Aeth, H::AtomicAckEth],
             (O::CompareSwap | O::FetchAdd, _) => &[H::Xrceth, H::AtomicEth],
@@ -308,7 +323,7 @@ mod tests {
     fn defined() -> Vec<u8> {
         let rc = (0x00..=0x14).chain([0x16, 0x17, 0x1c, 0x1d]);
         let xrc = rc.clone().map(|bits| 0xa0 | bits);
-        rc.chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).chain(xrc).chain([0xd1]).collect()
+        rc.chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).chain(xrc).chain([0xd1, 0xd2]).collect()
     }
 
     #[test]
@@ -364,6 +379,7 @@ mod tests {
             (vec![0xb2], 24),
             (vec![0xb3, 0xb4], 44),
             (vec![0xd1], 48),
+            (vec![0xd2], 12),
         ] {
             for byte in bytes {
                 assert_eq!(of(byte), len, "opcode {byte:#04x}");

@@ -13,6 +13,7 @@ use super::expected::{Expected, MOST_UNDER_WAY};
 use super::flow::Flow;
 use super::held::{Held, HoldQuota};
 use super::naks::Naks;
+use super::window::MOST_OFFERS;
 use crate::base::image::abi_bytes::Bytes;
 use crate::base::image::{require, Moment, Wrong};
 use crate::base::limits::MAX_MSG_SIZE;
@@ -59,6 +60,13 @@ pub(crate) enum Reply {
         /// The PSN of the missing packet.
         psn: Psn,
     },
+    /// That this responder knows selective acknowledgements.
+    Offer {
+        /// The PSN of the missing packet, or that of the requester's offer.
+        psn: Psn,
+        /// Whether the requester is asked for an offer.
+        asks: bool,
+    },
 }
 
 impl Reply {
@@ -67,7 +75,7 @@ impl Reply {
         match self {
             Self::Read(read) => Some(read.psn),
             Self::Atomic { psn, .. } => Some(*psn),
-            Self::Acknowledge { .. } | Self::Selective { .. } => None,
+            Self::Acknowledge { .. } | Self::Selective { .. } | Self::Offer { .. } => None,
         }
     }
 
@@ -80,7 +88,7 @@ impl Reply {
     fn acknowledges(&self) -> Option<Psn> {
         match self {
             Self::Acknowledge { psn, .. } | Self::Selective { psn } => Some(*psn),
-            Self::Read(_) | Self::Atomic { .. } => None,
+            Self::Read(_) | Self::Atomic { .. } | Self::Offer { .. } => None,
         }
     }
 }
@@ -110,8 +118,10 @@ pub(crate) struct Inbound {
     pub flow: Flow,
     /// Packets that came too early.
     pub held: Held,
-    /// Whether a request that was done said that the peer knows selective acknowledgements.
+    /// Whether the peer knows selective acknowledgements.
     pub is_selective: bool,
+    /// The PSN of the last offer, and how many of them are left.
+    offers: (Option<Psn>, u8),
 }
 
 /// The state of what a responder remembers.
@@ -159,6 +169,7 @@ impl Saved {
             naks: Naks::load(self.is_nak_late, now),
             flow: Flow::load(self.sent_at, now),
             is_selective,
+            offers: (None, MOST_OFFERS),
         })
     }
 }
@@ -189,6 +200,7 @@ impl Inbound {
             flow: Flow::default(),
             held: Held::default(),
             is_selective: false,
+            offers: (None, MOST_OFFERS),
         }
     }
 
@@ -206,6 +218,34 @@ impl Inbound {
         self.expected.done(packets, ends_message);
         self.naks.forget();
         self.answered.forget_before(self.expected.psn);
+    }
+
+    /// Tells the peer, behind a NAK, that this responder knows selective acknowledgements, and asks whether the peer does. A
+    /// peer that never says so is not asked for ever.
+    pub fn offer(&mut self) {
+        let (offered, left) = &mut self.offers;
+        if self.is_selective || *left == 0 {
+            return;
+        }
+        *left -= 1;
+        let psn = self.expected.psn;
+        *offered = Some(psn);
+        self.reply(Reply::Offer { psn, asks: true });
+    }
+
+    /// Tells a requester that asks that this responder knows selective acknowledgements. It waits behind nothing: what the
+    /// requester misses would come first, and the requester would ask for one gap after the other.
+    pub fn answer_offer(&mut self, psn: Psn) {
+        let reply = Reply::Offer { psn, asks: false };
+        self.replies.push_front(Waiting { reply, is_repeated: false });
+    }
+
+    /// Follows the offer of a requester, which names the PSN of this responder's offer. Returns whether it does: others can
+    /// guess it as little as the expected PSN.
+    pub fn offered(&mut self, psn: Psn) -> bool {
+        let is_it = self.offers.0.take_if(|offered| *offered == psn).is_some();
+        self.is_selective |= is_it;
+        is_it
     }
 
     /// Returns whether a requester may repeat a request of this PSN, which is behind the expected one. Its answer, and

@@ -45,6 +45,9 @@ const ACK_EVERY: u32 = 128;
 /// of a response at once, and what does not fit into an inbox is lost.
 const MOST_TO_COME: u32 = 512;
 
+/// How often a peer is asked whether it knows selective acknowledgements.
+pub(crate) const MOST_OFFERS: u8 = 16;
+
 /// What the window has to know of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kind {
@@ -104,6 +107,22 @@ impl<T> Sent<T> {
     }
 }
 
+/// The question whether the peer knows selective acknowledgements.
+struct Offer {
+    /// Whether it is sent next.
+    is_due: bool,
+    /// Whether a probe waits for the answer.
+    is_probe: bool,
+    /// How often it may be sent yet.
+    left: u8,
+}
+
+impl Default for Offer {
+    fn default() -> Self {
+        Self { is_due: false, is_probe: false, left: MOST_OFFERS }
+    }
+}
+
 /// A packet that is next to be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Due<'a, T> {
@@ -151,6 +170,11 @@ pub(crate) struct Window<T> {
     has_news: bool,
     /// Whether the peer knows selective acknowledgements.
     pub is_selective: bool,
+    /// Whether the peer has sent one, so that its CNPs name the packet that came marked.
+    pub names_marked: bool,
+    /// Whether the peer is asked next whether it knows them; whether the last packets under way wait for that, and how
+    /// often the peer may be asked yet.
+    offer: Offer,
     /// What the peer holds, from a PSN on.
     held: (Psn, SackEth),
     /// What is missing of what the peer holds was sent again up to this PSN,
@@ -191,6 +215,7 @@ pub(crate) struct Saved<T> {
     went_back: bool,
     has_gaps: bool,
     is_selective: bool,
+    names_marked: bool,
     held: (Psn, SackEth),
     resent_to: Psn,
     resent_at: Psn,
@@ -253,6 +278,8 @@ impl<T> Saved<T> {
             has_gaps: self.has_gaps,
             has_news: false,
             is_selective: self.is_selective,
+            names_marked: self.names_marked,
+            offer: Offer::default(),
             held,
             resent_to: self.resent_to,
             resent_at: self.resent_at,
@@ -283,6 +310,7 @@ impl<T: Clone> Window<T> {
             went_back: self.went_back,
             has_gaps: self.has_gaps,
             is_selective: self.is_selective,
+            names_marked: self.names_marked,
             held: self.held,
             resent_to: self.resent_to,
             resent_at: self.resent_at,
@@ -312,6 +340,8 @@ impl<T> Window<T> {
             has_gaps: false,
             has_news: false,
             is_selective: false,
+            names_marked: false,
+            offer: Offer::default(),
             held: (psn, SackEth::default()),
             resent_to: psn,
             resent_at: psn,
@@ -325,6 +355,31 @@ impl<T> Window<T> {
             cwnd: Cwnd::default(),
             hold: None,
         }
+    }
+
+    /// Asks the peer whether it knows selective acknowledgements, if that is not known: something was lost, or may be, as
+    /// for a probe.
+    pub fn ask(&mut self, is_probe: bool) {
+        self.offer.is_due |= self.may_ask();
+        self.offer.is_probe |= is_probe;
+    }
+
+    /// Returns whether the peer may be asked whether it knows selective acknowledgements.
+    pub fn may_ask(&self) -> bool {
+        !self.is_selective && self.offer.left != 0
+    }
+
+    /// Returns the PSN of the question that is sent now, if one is.
+    pub fn take_question(&mut self) -> Option<Psn> {
+        let is_due = std::mem::take(&mut self.offer.is_due) && self.may_ask();
+        self.offer.left -= u8::from(is_due);
+        is_due.then_some(self.una)
+    }
+
+    /// Notes that the peer knows selective acknowledgements. Returns whether a probe has waited for that.
+    pub fn learn(&mut self) -> bool {
+        self.is_selective = true;
+        std::mem::take(&mut self.offer.is_probe)
     }
 
     /// Returns whether there is room for a message of so many packets.
@@ -466,6 +521,7 @@ impl<T> Window<T> {
         if psn.is_before(self.done) || end.is_after(self.top) || sack.count() == 0 {
             return;
         }
+        (self.is_selective, self.names_marked) = (true, true);
         self.held = (psn, sack);
         if end.is_after(self.resent_at) {
             self.resent_to = psn;

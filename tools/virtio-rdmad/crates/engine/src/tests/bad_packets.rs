@@ -383,9 +383,10 @@ fn a_repeated_read_of_memory_that_is_gone_is_dropped() {
 fn naks(cable: &Cable) -> usize {
     let sent = cable.sent.lock().unwrap();
     let is_nak = |frame: &&Vec<u8>| {
-        let aeth = roce::decode(frame).unwrap().headers.extended.aeth;
+        let headers = roce::decode(frame).unwrap().headers;
         let missing = roce::Syndrome::Nak(roce::NakCode::PsnSequenceError);
-        aeth.is_some_and(|aeth| aeth.syndrome == missing)
+        headers.bth.opcode.operation() == Operation::Acknowledge
+            && headers.extended.aeth.is_some_and(|aeth| aeth.syndrome == missing)
     };
     sent.iter().filter(is_nak).count()
 }
@@ -405,7 +406,6 @@ fn packets_that_are_ahead_lead_to_few_naks() {
                 (1 << 22, Counter::DropPsn),
             ] {
                 let mut send = Forged::from_sent(cable, Operation::Send);
-                send.headers.bth.selective = false;
                 send.headers.bth.psn = send.headers.bth.psn.plus(ahead + 1);
                 is_counted(pair, &send.frame(), counter);
             }
@@ -416,7 +416,6 @@ fn packets_that_are_ahead_lead_to_few_naks() {
         // One that nothing follows is late.
         let before = naks(cable);
         let mut send = Forged::from_sent(cable, Operation::Send);
-        send.headers.bth.selective = false;
         send.headers.bth.psn = send.headers.bth.psn.plus(300);
         is_counted(pair, &send.frame(), Counter::OutOfSequence);
         assert_eq!(naks(cable), before);

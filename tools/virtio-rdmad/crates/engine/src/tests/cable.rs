@@ -26,7 +26,8 @@ pub struct Faults {
     pub corrupt: u64,
     /// A frame comes marked, as one that met congestion.
     pub mark: u64,
-    /// Both hosts take each other for one that does not know selective acknowledgements.
+    /// Both hosts take each other for an adapter that does not know selective acknowledgements, and lets its packets be
+    /// routed adaptively.
     pub foreign: bool,
 }
 
@@ -129,7 +130,9 @@ impl Cable {
         while let Some(range) = split.next(frame) {
             self.sent.lock().unwrap().push(frame[range.clone()].to_vec());
             if self.faults.foreign {
-                self.take_packet(to, &of_foreign_host(&frame[range]));
+                if let Some(frame) = of_foreign_host(&frame[range]) {
+                    self.take_packet(to, &frame);
+                }
             } else if !is_whole {
                 self.take_packet(to, &frame[range]);
             }
@@ -244,16 +247,21 @@ pub fn headers([from, to]: [u8; 2], opcode: roce::Opcode, qpn: u32) -> roce::Hea
     }
 }
 
-/// Returns a frame as a host sends it that does not know selective acknowledgements.
-fn of_foreign_host(frame: &[u8]) -> Vec<u8> {
+/// Returns a frame as an adapter sends it that does not know selective acknowledgements: it sets the bit by which
+/// switches tell packets of adaptive routing, and has the opcodes of IBA alone.
+fn of_foreign_host(frame: &[u8]) -> Option<Vec<u8>> {
     let packet = roce::decode(frame).unwrap();
-    let mut headers = packet.headers;
-    assert_ne!(headers.bth.opcode, roce::Opcode::SELECTIVE_ACKNOWLEDGE, "it was not asked for");
-    headers.bth.selective = false;
-    let mut foreign = vec![0; frame.len()];
-    let len = roce::encode(&headers, packet.payload, &mut foreign).unwrap();
-    foreign.truncate(len);
-    foreign
+    if packet.headers.bth.opcode.service() == roce::Service::Manufacturer {
+        return None;
+    }
+    let ip = if packet.headers.ethernet.vlan.is_some() { 18 } else { 14 };
+    let bth = ip + if matches!(packet.headers.ip, roce::Ip::V4(_)) { 28 } else { 48 };
+    let mut foreign = frame.to_vec();
+    foreign[bth + 8] |= 0x40;
+    let end = frame.len() - 4;
+    let icrc = roce::icrc(&foreign[ip..end]).unwrap();
+    foreign[end..].copy_from_slice(&icrc);
+    Some(foreign)
 }
 
 /// Marks a frame of IPv4 without a tag: sets CE (RFC 3168), and the checksum of the header.

@@ -76,10 +76,32 @@ fn a_marked_packet_leads_to_a_cnp() {
     let bth = packet.headers.bth;
     assert!(bth.becn && !bth.fecn && !bth.ack_request && !bth.solicited_event);
     assert_eq!(cnp.len(), 14 + 20 + 8 + 12 + 16 + 4);
+    assert_eq!(bth.psn.get(), 0, "IBA A17.9");
+}
+
+/// Between two peers that know selective acknowledgements, a CNP names the packet that came marked.
+#[test]
+fn a_cnp_names_the_packet_that_came_marked() {
+    without_upgrades();
+    let cable = over_a_cable(1, ALL_MARKED, || {
+        let mut pair = Pair::new();
+        pair.know_selective();
+        for opcode in [VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_READ] {
+            transfer(&mut pair, opcode, 1 << 20);
+        }
+        assert!(pair.counter(Counter::CnpHandled) > 2);
+        assert_eq!(pair.counter(Counter::CnpStray), 0);
+    });
+    let frames = cable.sent.lock().unwrap();
     let sent: Vec<_> =
         frames.iter().map(|frame| roce::decode(frame).unwrap().headers.bth).collect();
-    let is_marked = |other: &&roce::Bth| other.psn == bth.psn && other.opcode != roce::Opcode::CNP;
-    assert!(bth.selective && sent.iter().any(|other| is_marked(&other)), "the marked packet");
+    let cnps: Vec<_> = sent.iter().filter(|bth| bth.opcode == roce::Opcode::CNP).collect();
+    for cnp in &cnps {
+        let is_marked =
+            |other: &roce::Bth| other.psn == cnp.psn && other.opcode != roce::Opcode::CNP;
+        assert!(sent.iter().any(is_marked), "{cnp:?}");
+    }
+    assert!(cnps.iter().any(|cnp| cnp.psn.get() != 0));
 }
 
 #[test]
@@ -134,12 +156,11 @@ fn a_cnp_of_a_stranger_is_ignored() {
 }
 
 /// Puts CNPs under way that nobody has sent, from B to A, which is their peer.
-fn forge_cnps(pair: &Pair, bths: &[(u32, bool)]) {
-    for (psn, selective) in bths {
+fn forge_cnps(pair: &Pair, psns: &[u32]) {
+    for psn in psns {
         let mut frame = vec![0; 128];
         let mut headers = cnp([2, 1], pair.ends[0].qpn);
         headers.bth.psn = roce::Psn::new(*psn);
-        headers.bth.selective = *selective;
         let len = roce::encode(&headers, &[], &mut frame).unwrap();
         cable().unwrap().inject(0, &frame[..len]);
     }
@@ -147,10 +168,13 @@ fn forge_cnps(pair: &Pair, bths: &[(u32, bool)]) {
 
 /// Writes 1 MiB from A to B while forged CNPs come, at least 25 us apart. Returns how long it takes, and how many
 /// CNPs A has followed, ignored, and counted as strays.
-fn transfer_with_forged_cnps(faults: Faults, cnps: &[(u32, bool)]) -> (Duration, [u64; 3]) {
+fn transfer_with_forged_cnps(is_selective: bool, cnps: &[u32]) -> (Duration, [u64; 3]) {
     let mut result = None;
-    over_a_cable(1, faults, || {
+    over_a_cable(1, Faults::default(), || {
         let mut pair = Pair::new();
+        if is_selective {
+            pair.know_selective();
+        }
         transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20);
         cable().unwrap().set_delay(Duration::from_micros(100), &pair.clock);
         let [a, b] = pair.ends;
@@ -173,18 +197,17 @@ fn transfer_with_forged_cnps(faults: Faults, cnps: &[(u32, bool)]) -> (Duration,
     result.unwrap()
 }
 
-/// Between two daemons a CNP names the packet that came marked. Who does not see the packets of a connection does
-/// not know which are under way, and cannot slow it down. A foreign peer's CNP names nothing.
+/// A CNP of a peer that knows selective acknowledgements names the packet that came marked. Who does not see the packets
+/// of a connection has to guess which are under way. A foreign peer's CNP names nothing.
 #[test]
 fn a_cnp_that_names_no_packet_is_ignored() {
-    let strays = [(0, false), (0x80_0000, true), (0x7f_ffff, true), (0xff_0000, true), (5, false)];
-    let (quiet, counts) = transfer_with_forged_cnps(Faults::default(), &[]);
+    let strays = [0, 0x80_0000, 0x7f_ffff, 0xff_0000, 5];
+    let (quiet, counts) = transfer_with_forged_cnps(true, &[]);
     assert_eq!(counts, [0, 0, 0]);
-    let (time, [handled, ignored, stray]) = transfer_with_forged_cnps(Faults::default(), &strays);
+    let (time, [handled, ignored, stray]) = transfer_with_forged_cnps(true, &strays);
     assert_eq!((time, handled, ignored), (quiet, 0, 0), "{stray} CNPs");
     assert!(stray >= 5 * strays.len() as u64, "{stray}");
-    let foreign = Faults { foreign: true, ..Faults::default() };
-    let (time, [handled, _, stray]) = transfer_with_forged_cnps(foreign, &[(0, false)]);
+    let (time, [handled, _, stray]) = transfer_with_forged_cnps(false, &[0]);
     assert!(time > quiet && handled != 0 && stray == 0, "{time:?}, {handled}, {stray}");
 }
 
@@ -192,14 +215,17 @@ fn a_cnp_that_names_no_packet_is_ignored() {
 /// it down, whatever peer it has.
 #[test]
 fn a_cnp_for_a_connection_that_sends_nothing_is_ignored() {
-    for foreign in [false, true] {
-        over_a_cable(1, Faults { foreign, ..Faults::default() }, || {
+    for is_selective in [false, true] {
+        over_a_cable(1, Faults::default(), || {
             let mut pair = Pair::new();
+            if is_selective {
+                pair.know_selective();
+            }
             transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20);
             pair.clock.advance_to(pair.clock.now() + Duration::from_millis(101));
             let psn = pair.a.query(pair.ends[0].qpn).sq_psn;
             for _ in 0..100 {
-                forge_cnps(&pair, &[(psn - 1, !foreign)]);
+                forge_cnps(&pair, &[psn - 1]);
                 run(&pair);
                 pair.clock.advance_to(pair.clock.now() + Duration::from_micros(50));
             }

@@ -15,6 +15,9 @@ use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::cable::cable;
+use crate::base::sync::lock;
+use crate::qp::inbound::Inbound;
+use crate::qp::window::Window;
 use crate::transport::rnr::PATIENCE;
 use crate::{
     Clock, Counter, Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Gid, Limits,
@@ -1334,6 +1337,19 @@ pub fn reload(guests: &mut [&mut Guest], fabric: &Fabric) {
 }
 
 /// Runs all guests, and moves the clock from timer to timer until no timer is left.
+/// Has a QP know that its peer knows selective acknowledgements, as after a loss.
+pub fn know_selective(guest: &Guest, qpn: u32) {
+    let qp = guest.device.hca().qps.get(qpn as u16 - 1).unwrap();
+    let mut requester = lock(&qp.requester);
+    let psn = roce::Psn::new(requester.attr.sq_psn);
+    let window = requester.window.get_or_insert_with(|| Box::new(Window::new(psn)));
+    (window.is_selective, window.names_marked) = (true, true);
+    let mut responder = lock(&qp.responder);
+    let psn = roce::Psn::new(responder.attr.rq_psn);
+    let inbound = responder.inbound.get_or_insert_with(|| Box::new(Inbound::new(psn)));
+    inbound.is_selective = true;
+}
+
 pub fn settle_in_time(guests: &[&Guest]) {
     for _ in 0..1000 {
         match settle(guests) {
@@ -1570,6 +1586,13 @@ impl Pair {
 
     pub fn settle(&self) -> Option<Instant> {
         settle(&[&self.a, &self.b])
+    }
+
+    /// Has both ends know that the other one knows selective acknowledgements.
+    pub fn know_selective(&self) {
+        let [a, b] = self.ends;
+        know_selective(&self.a, a.qpn);
+        know_selective(&self.b, b.qpn);
     }
 
     pub fn settle_in_time(&self) {

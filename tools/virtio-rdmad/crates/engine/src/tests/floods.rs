@@ -236,18 +236,19 @@ fn a_flood_of_datagrams_delays_no_other_guest() {
 
 #[test]
 fn a_flood_of_cnps_delays_no_other_guest() {
-    let to_flooded = |flood: &Flood, psn: Psn, selective: bool| {
+    let to_flooded = |flood: &Flood, psn: Psn| {
         let mut headers = cnp([4, 2], flood.to.qpn);
-        (headers.bth.psn, headers.bth.selective) = (psn, selective);
+        headers.bth.psn = psn;
         Forged { headers, payload: Vec::new() }
     };
     let good: Packets<'_> = &|pair, flood| {
         let last = flood.read(pair).headers.bth.psn.plus(63);
-        changed(&to_flooded(flood, last, true), |_| {})
+        changed(&to_flooded(flood, last), |_| {})
     };
     let stray: Packets<'_> = &|pair, flood| {
         flood.read(pair);
-        changed(&to_flooded(flood, Psn::new(0x80_0000), true), |_| {})
+        know_selective(&pair.b, flood.to.qpn);
+        changed(&to_flooded(flood, Psn::new(0x80_0000)), |_| {})
     };
     delays_nobody("good", good, Counter::CnpHandled);
     delays_nobody("stray", stray, Counter::CnpStray);

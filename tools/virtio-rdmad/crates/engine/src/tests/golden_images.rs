@@ -277,6 +277,8 @@ fn rings() -> [Vec<u8>; 2] {
         a.post_send(own.rc, &write(64 << 10));
         a.post_send(own.rc, &add.atomic(DATA, other.key, 1, 0));
         settle(&[a, b]);
+        know_selective(a, own.rc);
+        know_selective(b, other.rc);
         clock.advance_to(clock.now() + Duration::from_micros(900));
         // The second of these finds no receive.
         b.post_srq_recv(other.srqn, 5, &[sge(DATA, 64, other.key)]);

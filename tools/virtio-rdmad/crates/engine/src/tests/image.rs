@@ -305,6 +305,7 @@ fn packets_that_are_held_are_not_sent_again_after_an_upgrade() {
         let cable = cable().unwrap();
         let [a, b] = pair.ends;
         let data = pair.a.fill(DATA, LEN, 5);
+        pair.know_selective();
         let part = [sge(DATA, LEN as u32, a.key)];
         pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key));
         pair.a.run();

@@ -32,6 +32,7 @@ mod rereg_mr;
 mod rights;
 mod rings;
 mod schedules;
+mod selective;
 mod srq;
 mod threads;
 mod uc;

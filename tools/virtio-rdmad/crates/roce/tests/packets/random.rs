@@ -58,12 +58,12 @@ fn ip() -> impl Strategy<Value = Ip> {
 prop_compose! {
     fn bth()(
         opcode in opcode(),
-        bits: [bool; 6],
+        bits: [bool; 5],
         pkey: u16,
         dest_qp in qpn(),
         psn: u32,
     ) -> Bth {
-        let [solicited_event, migrated, fecn, becn, ack_request, selective] = bits;
+        let [solicited_event, migrated, fecn, becn, ack_request] = bits;
         let psn = Psn::new(psn);
         Bth {
             opcode,
@@ -74,7 +74,6 @@ prop_compose! {
             becn,
             dest_qp,
             ack_request,
-            selective,
             psn,
         }
     }

@@ -3,7 +3,7 @@
 //! Congestion on the wire: CNPs that are sent and received (IBA A17.9), and the limit of a guest.
 
 use abi::virtio_rdma_qp_attr;
-use roce::{Bth, Ecn, ExtendedHeaders, Opcode, Packet, Psn};
+use roce::{Ecn, ExtendedHeaders, Opcode, Packet, Psn};
 
 use super::path::{Path, OVERHEAD};
 use super::{is_away, is_group_away};
@@ -18,13 +18,16 @@ use crate::transport::hca::{Hca, Requester, Responder};
 use crate::transport::round::Round;
 use crate::transport::sender::Sender;
 
-/// Looks whether a packet of the peer of a QP is marked, and sends the peer a CNP if one is due.
+/// Looks whether a packet of the peer of a QP is marked, and sends the peer a CNP if one is due. The CNP says which packet
+/// came marked if the peer expects that; others expect the PSN 0.
+#[allow(clippy::too_many_arguments)] // halves of a QP have these in common
 pub(super) fn look(
     hca: &Hca,
     slot: u16,
     attr: &virtio_rdma_qp_attr,
     source: &Address,
     flow: &mut Flow,
+    is_named: bool,
     packet: &Packet<'_>,
     round: &mut Round,
 ) {
@@ -36,13 +39,10 @@ pub(super) fn look(
         return;
     }
     let Some(path) = Path::new(hca, u32::from(slot) + 1, attr, source) else { return };
-    let Bth { psn, selective, .. } = packet.headers.bth;
-    // A peer that has the extension is told which packet came marked. Others expect 0.
-    let psn = if selective { psn } else { Psn::new(0) };
+    let psn = if is_named { packet.headers.bth.psn } else { Psn::new(0) };
     let mut headers = path.headers(Opcode::CNP, psn, ExtendedHeaders::default());
     headers.bth.becn = true;
     headers.bth.migrated = false;
-    headers.bth.selective = selective;
     charge(hca);
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
     hca.stats.add(Counter::CnpSent, 1);
@@ -60,10 +60,10 @@ pub(super) fn arrive(hca: &Hca, slot: u16, packet: &Packet<'_>) {
 /// What becomes of a CNP at one half of a QP; if both halves differ, the greater one counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// It comes too soon after another one, or nothing was sent lately.
-    Ignored,
     /// It does not name a packet that was sent lately.
     Stray,
+    /// It comes too soon after another one, or nothing was sent lately.
+    Ignored,
     /// The half sends more slowly.
     Handled,
 }
@@ -87,7 +87,7 @@ fn to_requester(hca: &Hca, requester: &mut Requester, packet: &Packet<'_>) -> Op
         return None;
     }
     if let Some(window) = window {
-        let is_stray = is_stray(window.is_selective, packet, |psn| window.may_have_sent(psn));
+        let is_stray = is_stray(window.names_marked, packet, |psn| window.may_have_sent(psn));
         return Some(follow(hca, &mut window.flow, is_stray));
     }
     let is_uc = config.is_some_and(|config| config.wq.kind == QpType::Uc);
@@ -111,11 +111,9 @@ fn is_peers(attr: &virtio_rdma_qp_attr, source: &Address, packet: &Packet<'_>) -
     attr.ah_attr.grh.dgid == ip.source_gid() && source.gid == ip.destination_gid()
 }
 
-/// Returns whether a CNP does not name a packet that was sent lately. A peer that has the extension names it; anybody
-/// can guess the PSN that others have there.
-fn is_stray(is_selective: bool, packet: &Packet<'_>, may_have_sent: impl Fn(Psn) -> bool) -> bool {
-    let Bth { psn, selective, .. } = packet.headers.bth;
-    (is_selective || selective) && !(selective && may_have_sent(psn))
+/// Returns whether a CNP does not name a packet that was sent lately, and is from a peer that names it.
+fn is_stray(is_named: bool, packet: &Packet<'_>, may_have_sent: impl Fn(Psn) -> bool) -> bool {
+    is_named && !may_have_sent(packet.headers.bth.psn)
 }
 
 /// Has half of a QP send more slowly, unless the CNP is a stray one.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use roce::{Malformed, Operation, Packet, Service};
+use roce::{Malformed, Opcode, Operation, Packet, Service};
 
 use super::check::{check_partition, check_source, counter_of, source};
 use super::{congestion, datagram, requester, responder, unreliable};
@@ -134,6 +134,9 @@ fn arrive(
     match bth.opcode.service() {
         Service::Rc if is_answer => requester::arrive(hca, slot, &[QpType::Rc], packet, round),
         Service::Xrc if is_answer => requester::arrive(hca, slot, &[QpType::XrcIni], packet, round),
+        Service::Manufacturer if bth.opcode == Opcode::SELECTIVE_OFFER => {
+            responder::offered(hca, slot, packet)
+        }
         Service::Manufacturer => {
             requester::arrive(hca, slot, &[QpType::Rc, QpType::XrcIni], packet, round)
         }

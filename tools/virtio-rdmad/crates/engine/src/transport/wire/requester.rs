@@ -145,7 +145,7 @@ impl Sender<'_> {
         if flow.is_idle(now) {
             window.restart();
         }
-        let (mut failure, mut is_left) = (None, false);
+        let (mut failure, mut is_left, mut is_asking) = (None, false, false);
         while let Some(due) = window.due(attr.max_rd_atomic) {
             if round.budget.is_over() {
                 is_left = true;
@@ -176,8 +176,8 @@ impl Sender<'_> {
             }
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.asks;
-            headers.bth.selective = true;
             let (psn, asks, is_again) = (due.psn, due.asks, due.is_again);
+            let is_read = request.operation == Operation::Read;
             headers.bth.solicited_event =
                 request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
@@ -190,6 +190,7 @@ impl Sender<'_> {
             }
             if is_again {
                 hca.stats.add(Counter::PacketsResent, 1);
+                is_asking |= is_read;
             } else if asks {
                 window.probe.sent(psn, now);
             }
@@ -197,6 +198,13 @@ impl Sender<'_> {
             flow.sent(now, bytes);
         }
         window.flow = flow;
+        // Gaps of a READ are asked for all at once of a peer that knows selective acknowledgements.
+        if is_asking {
+            window.ask(false);
+        }
+        if let Some(psn) = window.take_question() {
+            offer(hca, &path, psn, true, round);
+        }
         if let Some(status) = failure {
             self.fail_front(requester, status, round);
         }
@@ -254,9 +262,10 @@ impl Sender<'_> {
             window.probe_at = Some(now + window.probe.delay());
         }
         // A consumer that wants to wait for ever gets no packet that it did not ask for. A foreign peer would be sent
-        // everything once more each time that it is slow.
+        // everything once more each time that it is slow, and is only asked whether it is one.
+        let may_probe = window.is_selective || window.may_ask();
         let is_early = |at: &Instant| window.deadline.is_some_and(|end| *at < end);
-        window.probe_at = window.probe_at.filter(|at| window.is_selective && is_early(at));
+        window.probe_at = window.probe_at.filter(|at| may_probe && is_early(at));
         let answer = window.probe_at.or(window.deadline);
         let own = window.pause.max(window.hold).or(answer);
         let turn = requester.active.then(|| requester.admission.until()).flatten();
@@ -269,8 +278,12 @@ impl Sender<'_> {
         let now = self.hca.clock().now();
         if window.deadline.is_none_or(|deadline| deadline > now) {
             if window.probe_at.is_some_and(|at| at <= now) {
-                self.hca.stats.add(Counter::Probes, 1);
-                window.send_again();
+                if window.is_selective {
+                    self.hca.stats.add(Counter::Probes, 1);
+                    window.send_again();
+                } else {
+                    window.ask(true);
+                }
                 window.probe_at = Some(now + window.probe.delay());
             }
             return true;
@@ -312,7 +325,6 @@ impl Sender<'_> {
         let psn = packet.headers.bth.psn;
         let mtu = mtu_bytes(attr.path_mtu);
         let mut failure = None;
-        window.is_selective |= packet.headers.bth.selective;
         match packet.headers.bth.opcode.operation() {
             Op::Acknowledge => {
                 let Some(aeth) = packet.headers.extended.aeth else { return };
@@ -331,6 +343,9 @@ impl Sender<'_> {
             }
             Op::SelectiveAcknowledge => {
                 let Some(sack) = packet.headers.extended.sack_eth else { return };
+                if sack.count() == 0 {
+                    return self.offered(requester, packet, round);
+                }
                 self.hca.stats.add(Counter::SelectiveAcksReceived, 1);
                 window.hold(psn, sack);
             }
@@ -358,6 +373,21 @@ impl Sender<'_> {
         self.complete_done(requester, round);
         if let Some(status) = failure {
             self.fail_front(requester, status, round);
+        }
+        self.set_deadline(requester);
+    }
+
+    /// Follows a responder that knows selective acknowledgements. If it asks, it is told that this requester does, too.
+    fn offered(&self, requester: &mut Requester, packet: &Packet<'_>, round: &mut Round) {
+        let Requester { window: Some(window), attr, source, .. } = requester else { return };
+        if window.learn() {
+            // The probe that has waited for it.
+            window.probe_at = Some(self.hca.clock().now());
+        }
+        let aeth = packet.headers.extended.aeth.as_ref();
+        let asks = aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
+        if let Some(path) = Path::new(self.hca, self.qpn(), attr, source).filter(|_| asks) {
+            offer(self.hca, &path, packet.headers.bth.psn, false, round);
         }
         self.set_deadline(requester);
     }
@@ -429,6 +459,14 @@ impl Sender<'_> {
     }
 }
 
+/// Tells a responder that this requester knows selective acknowledgements, and asks it whether it does.
+fn offer(hca: &Hca, path: &Path, psn: Psn, asks: bool, round: &mut Round) {
+    congestion::charge(hca);
+    let mut headers = path.headers(Opcode::SELECTIVE_OFFER, psn, ExtendedHeaders::default());
+    headers.bth.ack_request = asks;
+    let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
+}
+
 /// Calls `end` with a work request of the window in the place of the one under way, which comes back.
 fn with_wqe(requester: &mut Requester, wqe: SendWqe, end: impl FnOnce(&mut Requester)) {
     let under_way = std::mem::replace(&mut requester.wqe, wqe);
@@ -470,7 +508,8 @@ pub(crate) fn arrive(
     }
     let Requester { window, attr, source, .. } = &mut *requester;
     if let Some(window) = window {
-        congestion::look(hca, slot, attr, source, &mut window.flow, packet, round);
+        let is_named = window.is_selective;
+        congestion::look(hca, slot, attr, source, &mut window.flow, is_named, packet, round);
     }
     Sender { hca, slot, qp, config: &config }.answer(&mut requester, packet, round);
     round.batch.place_completions();

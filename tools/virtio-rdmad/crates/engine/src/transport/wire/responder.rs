@@ -68,6 +68,7 @@ pub(crate) fn arrive(
         &responder.attr,
         &responder.source,
         &mut inbound.flow,
+        inbound.is_selective,
         packet,
         round,
     );
@@ -88,6 +89,37 @@ pub(crate) fn arrive(
     Ok(())
 }
 
+/// Follows a requester that knows selective acknowledgements. It answers an offer of this responder's, or asks for one. One
+/// that asks is told and not believed: it need not know what was offered. Returns what counts it if it is dropped.
+pub(crate) fn offered(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>) -> Result<(), Counter> {
+    let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
+    let mut responder = lock(&qp.responder);
+    let kind = check_kind(&responder)?;
+    check_responder(&responder, qp.state(), kind, &packet.headers)?;
+    let Bth { psn, ack_request, .. } = packet.headers.bth;
+    let first = Psn::new(responder.attr.rq_psn);
+    let inbound = responder.inbound.get_or_insert_with(|| Box::new(Inbound::new(first)));
+    if !ack_request {
+        return if inbound.offered(psn) { Ok(()) } else { Err(Counter::UnexpectedAnswers) };
+    }
+    if psn.is_after(inbound.expected.psn) || !inbound.may_repeat(psn) {
+        return Err(Counter::DropPsn);
+    }
+    if inbound.is_full() {
+        return Err(Counter::DropAnswersFull);
+    }
+    inbound.answer_offer(psn);
+    hca.make_ready(hca.jobs.receive(slot));
+    Ok(())
+}
+
+/// Returns the type of a QP whose peer may know selective acknowledgements.
+fn check_kind(responder: &Responder) -> Result<QpType, Counter> {
+    let kind = responder.config.ok_or(Counter::DropNoQp)?.wq.kind;
+    let is_such = matches!(kind, QpType::Rc | QpType::XrcTgt);
+    is_such.then_some(kind).ok_or(Counter::DropService)
+}
+
 /// Judges the PSN of a request, does what the request asks for if it is expected, and notes what is sent
 /// back.
 fn follow(
@@ -104,7 +136,7 @@ fn follow(
         Verdict::Ahead { nak } => {
             hca.stats.add(Counter::OutOfSequence, 1);
             // One that was told to send everything again does that.
-            if nak && bth.selective && hold(hca, inbound, packet) {
+            if nak && inbound.is_selective && hold(hca, inbound, packet) {
                 inbound.reply(Reply::Selective { psn: inbound.expected.psn });
             } else if nak && inbound.naks.ask(hca.clock().now(), is_far(inbound, bth.psn)) {
                 tell_missing(inbound);
@@ -120,7 +152,6 @@ fn follow(
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
                 responder.partner.uses_wire();
-                inbound.is_selective |= bth.selective;
                 inbound.done(done.packets, done.ends);
                 if let Some(reply) = done.reply {
                     inbound.reply(reply);
@@ -153,6 +184,7 @@ fn tell_missing(inbound: &mut Inbound) {
     inbound.expected.tell();
     let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
     inbound.reply(Reply::Acknowledge { psn: inbound.expected.psn, syndrome });
+    inbound.offer();
 }
 
 /// Holds a packet that came too early. Returns whether it is held.
@@ -419,6 +451,7 @@ fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
         | Op::Acknowledge
         | Op::AtomicAcknowledge
         | Op::SelectiveAcknowledge
+        | Op::SelectiveOffer
         | Op::Cnp => return None,
     })
 }
@@ -473,6 +506,16 @@ pub(crate) fn pump(
                     let ack = Opcode::new(service, Op::Acknowledge, Position::Only);
                     answer(hca, &path, ack, psn.minus(1), extended, round);
                 }
+            }
+            Reply::Offer { psn, asks } => {
+                let syndrome = if *asks {
+                    Syndrome::Nak(NakCode::PsnSequenceError)
+                } else {
+                    Syndrome::Ack(Credits::UNLIMITED)
+                };
+                let (aeth, sack_eth) = (Some(aeth(syndrome)), Some(SackEth::default()));
+                let extended = ExtendedHeaders { aeth, sack_eth, ..Default::default() };
+                answer(hca, &path, Some(Opcode::SELECTIVE_ACKNOWLEDGE), *psn, extended, round);
             }
             Reply::Atomic { psn, original } => {
                 let extended = ExtendedHeaders {
@@ -533,8 +576,7 @@ fn answer(
 ) {
     let Some(opcode) = opcode else { return };
     congestion::charge(hca);
-    let mut headers = path.headers(opcode, psn, extended);
-    headers.bth.selective = true;
+    let headers = path.headers(opcode, psn, extended);
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
 }
 
@@ -557,8 +599,7 @@ fn send_data(
     let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
     let aeth = (position != Position::Middle).then_some(aeth);
     let extended = ExtendedHeaders { aeth, ..Default::default() };
-    let mut headers = path.headers(opcode, read.next(), extended);
-    headers.bth.selective = true;
+    let headers = path.headers(opcode, read.next(), extended);
     round.budget.spend(len);
     let Round { outbox, remote: cache, .. } = round;
     cache.begin(&**hca);

@@ -87,7 +87,7 @@ pub(crate) fn arrive(
     let psn = Psn::new(responder.attr.rq_psn);
     let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
     let Responder { attr, source, .. } = &*responder;
-    congestion::look(hca, slot, attr, source, &mut inbound.flow, packet, round);
+    congestion::look(hca, slot, attr, source, &mut inbound.flow, false, packet, round);
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
