@@ -60,8 +60,12 @@ class Supervised(Network):
     def restart(self):
         """Restarts the device's process, and waits until it is ready."""
         count = self.starts()
-        self.daemon.send_signal(signal.SIGHUP)
+        self.ask_to_restart()
         self.wait_started(count + 1)
+
+    def ask_to_restart(self):
+        """Asks the supervisor to restart the device's process."""
+        self.daemon.send_signal(signal.SIGHUP)
 
     def kill_guest(self, guest):
         """Kills a guest, as a host that loses its power does, and starts it again."""

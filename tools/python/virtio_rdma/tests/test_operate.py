@@ -11,6 +11,7 @@ import pytest
 from virtio_rdma.common import BUILD
 from virtio_rdma.guests.late import Late
 from virtio_rdma.guests.supervised import Supervised, faults
+from virtio_rdma.guests.upgraded import Upgraded
 from virtio_rdma.tests import networks
 
 # The bound on what the device's process notes by itself, in seconds.
@@ -121,27 +122,32 @@ class TestGuests:
         assert network.operate("remove", "--drain", network.guests[1].name)[0] == 0
 
 
+def under_traffic(network, most, disturb):
+    """Calls a function up to this often while programs exchange data, which they check. No message may be lost, doubled
+    or altered, and no QP may end. Returns how often the function was called."""
+    first, second = network.guests
+    count = MESSAGES[first.options.kernel] * most
+    command = f"ibv_rc_pingpong -d {{}} -g {{}} -r 100 -c -e -n {count} -s 8192 -p {{}}"
+    servers = [first.start(command.format(*first.link, port)) for port in (18601, 18602)]
+    first.check("until ss -ltn | grep -q :18601 && ss -ltn | grep -q :18602; do sleep 0.1; done", timeout=SOON)
+    clients = [second.start(f"{command.format(*second.link, port)} {first.address}") for port in (18601, 18602)]
+    wait_connected(network, 2)
+    calls = 0
+    while calls < most and all(job.status is None for job in clients):
+        disturb()
+        calls += 1
+    for job in servers + clients:
+        assert job.wait(networks.HANG_SECONDS) == 0, job.text
+    return calls
+
+
 @pytest.mark.network("a device that is restarted", guests=2, kind=Supervised)
 class TestRestart:
     """The device's process is restarted, and its guests do not notice."""
 
     def test_data(self, network):
         """No message is lost, doubled or altered, and no QP ends."""
-        first, second = network.guests
-        most = faults(20)
-        count = MESSAGES[first.options.kernel] * most
-        command = f"ibv_rc_pingpong -d {{}} -g {{}} -r 100 -c -e -n {count} -s 8192 -p {{}}"
-        servers = [first.start(command.format(*first.link, port)) for port in (18601, 18602)]
-        first.check("until ss -ltn | grep -q :18601 && ss -ltn | grep -q :18602; do sleep 0.1; done", timeout=SOON)
-        clients = [second.start(f"{command.format(*second.link, port)} {first.address}") for port in (18601, 18602)]
-        wait_connected(network, 2)
-        restarts = 0
-        while restarts < most and all(job.status is None for job in clients):
-            network.restart()
-            restarts += 1
-        assert restarts > 2, "there was too little to do"
-        for job in servers + clients:
-            assert job.wait(networks.HANG_SECONDS) == 0, job.text
+        assert under_traffic(network, faults(20), network.restart) > 2, "there was too little to do"
 
     def test_connections(self, network):
         """The RDMA CM makes connections meanwhile, and data on them is what was sent."""
@@ -162,6 +168,34 @@ class TestRestart:
         networks.data_flows(results, network, "after restarts")
         results.note(f"pauses of guests in ms: {network.pauses()}")
         networks.agree(results, network, "after restarts: ")
+
+
+@pytest.mark.network("a device that fails to start, and one of another version", guests=2, kind=Upgraded)
+class TestUpgrade:
+    """The device's process fails to start, and is replaced by an earlier version and by this one again."""
+
+    def test_failed_starts(self, network):
+        """Twenty processes in a row that cannot start cost the guests nothing."""
+        assert under_traffic(network, 2, lambda: network.fail(20)) > 0
+
+    def test_versions(self, network, request, results):
+        """Data flows, and is what was sent, after an earlier version has taken over from this one, and this one from
+        the earlier one. A device may need a reset in between, which its driver does by itself."""
+        earlier = request.config.option.earlier
+        if not earlier:
+            pytest.skip("this checkout does not have the revision that tools/test/earlier.revision names")
+        current = network.binary
+        before = [identity(guest) for guest in network.guests]
+        for binary, name in ((earlier, "the earlier version"), (current, "this version"), (earlier, "the earlier one"),
+                             (current, "this one again")):
+            network.change(binary)
+            network.wait_recovered()
+            for guest, names in zip(network.guests, before):
+                wait_until(lambda guest=guest, names=names: identity(guest) == names)
+            networks.data_flows(results, network, name)
+
+    def test_afterwards(self, network, results):
+        networks.agree(results, network, "after upgrades: ")
 
 
 def identity(guest):
