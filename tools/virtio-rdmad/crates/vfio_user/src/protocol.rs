@@ -402,6 +402,10 @@ impl VfioUser {
 
     fn dma_unmap(&mut self, payload: &[u8], backend: &mut dyn Backend) -> Result<Vec<u8>, Fault> {
         let unmap: wire::DmaUnmap = parse(payload)?;
+        // The device keeps no log of what it has written, so it has no bitmap of dirty pages.
+        if unmap.flags.get() & !wire::DMA_UNMAP_ALL != 0 {
+            return Err(Fault::DmaInvalid);
+        }
         self.note(Change::Descriptors);
         if unmap.flags.get() & wire::DMA_UNMAP_ALL != 0 {
             self.unshared.clear();
@@ -435,10 +439,9 @@ impl VfioUser {
     fn irq_info(&self, payload: &[u8]) -> Result<Vec<u8>, Fault> {
         let mut info: wire::IrqInfo = parse(payload)?;
         check_argsz(info.argsz.get(), size_of::<wire::IrqInfo>())?;
-        let intx = wire::IRQ_FLAGS_MASKABLE | wire::IRQ_FLAGS_AUTOMASKED;
         // MSI-X without NORESIZE: with it, the client would set up all vectors again for each one more.
         let (flags, count) = match info.index.get() {
-            irq::INTX => (wire::IRQ_FLAGS_EVENTFD | intx, 1),
+            irq::INTX => (wire::IRQ_FLAGS_EVENTFD | wire::IRQ_FLAGS_MASKABLE, 1),
             irq::MSIX => (wire::IRQ_FLAGS_EVENTFD, u32::from(self.registers.vectors())),
             index if index < irq::COUNT => (0, 0),
             _ => return Err(Fault::Irq),
@@ -469,7 +472,10 @@ impl VfioUser {
         self.note(Change::Descriptors);
         match set.index.get() {
             irq::MSIX => self.set_msix(set.flags.get(), start..start + count, data, fds),
-            _ => self.set_intx(set.flags.get(), count, fds),
+            irq::INTX => self.set_intx(set.flags.get(), count, fds),
+            // The device has none of these: there is nothing to disable.
+            _ if set.flags.get() == set_irqs::NOW => Ok(()),
+            _ => Err(Fault::IrqAction),
         }
     }
 
@@ -498,8 +504,7 @@ impl VfioUser {
         Ok(())
     }
 
-    /// Does what SET_IRQS asks for with INTx, or with an interrupt of `count` 0 that the device does
-    /// not have.
+    /// Does what SET_IRQS asks for with INTx.
     fn set_intx(&mut self, action: u32, count: usize, fds: Vec<OwnedFd>) -> Result<(), Fault> {
         match action {
             set_irqs::EVENTFD if !fds.is_empty() && fds.len() != count => {
@@ -538,7 +543,7 @@ impl VfioUser {
         let at = check_access(&access)?;
         match access.region.get() {
             region::CONFIG => self.config_write(at, data, backend)?,
-            index => self.bar_write(index, access.offset.get(), data, backend)?,
+            index => self.bar_write(index, access.offset.get(), data, backend),
         }
         Ok(access.as_bytes().to_vec())
     }
@@ -563,7 +568,8 @@ impl VfioUser {
         backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         if let Some(access) = self.config.bar_access(at, data.len()) {
-            return self.bar_write(access.bar, access.offset, data, backend);
+            self.bar_write(access.bar, access.offset, data, backend);
+            return Ok(());
         }
         self.note(Change::Bytes);
         self.config.write(at, data).ok_or(Fault::RegionBounds)
@@ -590,7 +596,15 @@ impl VfioUser {
         config.map_or_else(|| vec![0; len], <[u8]>::to_vec)
     }
 
-    fn bar_write(
+    /// Writes to a BAR. A write that means nothing is ignored, as on PCI, and counted. It is the guest's mistake: a
+    /// client that is told of an error may end the guest.
+    fn bar_write(&mut self, bar: u32, offset: u64, data: &[u8], backend: &mut dyn Backend) {
+        if let Err(fault) = self.write_registers(bar, offset, data, backend) {
+            self.faults.count(fault, command::REGION_WRITE.into());
+        }
+    }
+
+    fn write_registers(
         &mut self,
         bar: u32,
         offset: u64,

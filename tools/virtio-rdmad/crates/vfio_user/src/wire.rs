@@ -116,7 +116,6 @@ pub struct IrqInfo {
 /// Bits of [`IrqInfo::flags`].
 pub const IRQ_FLAGS_EVENTFD: u32 = 1 << 0;
 pub const IRQ_FLAGS_MASKABLE: u32 = 1 << 1;
-pub const IRQ_FLAGS_AUTOMASKED: u32 = 1 << 2;
 
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
