@@ -396,6 +396,39 @@ def both_directions(rng):
                                     boxes[peer].read(length, 9000 * i), f"message {i}")
 
 
+def modified_under_traffic(rng):
+    """MODIFY_QP in RTS, of both ends, while READs are in flight: each READ has its data. REMOTE_READ that is taken away
+    is missed by the next READ."""
+    depth, size, rounds = 16, 8192, 40
+    with Pair(DEVICE, depth=depth) as pair:
+        source = pair.b.memory(depth * size, data=rng.randbytes(depth * size))
+        landing = pair.a.memory(depth * size)
+
+        def read(slot):
+            pair.a.post_send(e.IBV_WR_RDMA_READ, [sge(landing, slot * size, size)], wr_id=slot,
+                             remote=remote(source, slot * size))
+
+        def modify(end, mask, **values):
+            attr = end.attributes(0, **values)
+            attr.qp_state = attr.cur_qp_state = e.IBV_QPS_RTS
+            end.qp.modify(attr, e.IBV_QP_STATE | mask)
+
+        for _ in range(rounds):
+            landing.write(bytes(depth * size), depth * size)
+            for slot in range(depth):
+                read(slot)
+                end = rng.choice((pair.a, pair.b))
+                mask, values = rng.choice(((e.IBV_QP_MIN_RNR_TIMER, {"min_rnr_timer": rng.randrange(32)}),
+                                           (e.IBV_QP_ACCESS_FLAGS, {"qp_access_flags": ALL_ACCESS}),
+                                           (e.IBV_QP_CUR_STATE, {})))
+                modify(end, mask, **values)
+            ktap.equal([wc.wr_id for wc in complete(pair.a.send_cq, depth)], list(range(depth)), "wr_ids")
+            ktap.same_bytes(landing.read(depth * size, 0), source.read(depth * size, 0), "data")
+        modify(pair.b, e.IBV_QP_ACCESS_FLAGS, qp_access_flags=ALL_ACCESS & ~e.IBV_ACCESS_REMOTE_READ)
+        read(0)
+        complete(pair.a.send_cq, status=e.IBV_WC_REM_ACCESS_ERR)
+
+
 def registered_part_of_a_page(rng):
     """MRs that begin and end within a page, side by side in the same pages."""
     with Pair(DEVICE) as pair:
@@ -468,5 +501,5 @@ def zero_based_anew(rng):
 ktap.run([send, send_with_imm, send_nothing, send_into_larger_receive, rdma_write,
           rdma_write_with_imm, rdma_read, zero_length_rdma, compare_and_swap, fetch_and_add,
           fetch_and_add_from_both_sides, sge_lists_of_send, sge_lists_of_write, sge_lists_of_read,
-          fence, random_operations, lists_of_requests, list_with_a_bad_request, both_directions,
+          fence, random_operations, lists_of_requests, list_with_a_bad_request, both_directions, modified_under_traffic,
           registered_part_of_a_page, zero_based, zero_based_anew])
