@@ -486,7 +486,8 @@ impl ib::CompletionQueue<Hca> for Cq {
         if state.is_broken() {
             hca.fail("a completion queue broke");
         }
-        if hca.is_broken() {
+        // Until then the device may write to the memory of the work requests.
+        if hca.is_broken() && hca.is_stopped() {
             hca.objects().qps.for_each(|qp| qp.flush(self.cqn, wcs, qp));
         }
         Ok(())

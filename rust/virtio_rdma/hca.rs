@@ -59,9 +59,11 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{
+            Acquire,
             Atomic,
             Full,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         Arc,
         CondVar,
@@ -142,6 +144,10 @@ pub(crate) struct Hca {
     stats: Stats,
     handles: Arc<ib::Handles<Hca>>,
     broken: Atomic<bool>,
+    /// Completed when a device that has failed was reset, or is given up: it touches no memory of consumers any more.
+    #[pin]
+    stopped: Completion,
+    is_stopped: Atomic<bool>,
     attached: SetOnce<Attached>,
     #[pin]
     control: ControlQueue,
@@ -236,6 +242,8 @@ impl Hca {
                 stats,
                 handles,
                 broken: Atomic::new(false),
+                stopped <- Completion::new(),
+                is_stopped: Atomic::new(false),
                 attached: SetOnce::new(),
                 control <- control,
                 doorbells <- doorbells,
@@ -310,7 +318,21 @@ impl Hca {
     /// Gives the queues up, and all memory that the device could touch. `revoke` takes the virtqueues of
     /// objects away, and hands each with its index to the function that it gets; it may be called several
     /// times. Sleeps.
-    pub(crate) fn detach(&self, reset: &Reset<'_>, revoke: impl FnMut(&mut Park<'_>)) {
+    ///
+    /// What a device may touch that could not be reset is never freed, but for the rings of virtqueues, which are the
+    /// virtio core's.
+    pub(crate) fn detach(self: &Arc<Self>, reset: &Reset<'_>, revoke: impl FnMut(&mut Park<'_>)) {
+        if reset.is_done() {
+            self.quarantine.end();
+        } else if !self.is_stopped() {
+            dev_err!(
+                self.dev,
+                "the device is not there, so it cannot be reset: memory that it may touch is never freed\n"
+            );
+            core::mem::forget(self.clone());
+        }
+        self.is_stopped.store(true, Release);
+        self.stopped.complete_all();
         let mut queues = self.take_queues(revoke);
         let status = self.status.lock().take();
         drop(status);
@@ -336,7 +358,6 @@ impl Hca {
                 queue.detach_all(reset);
             }
         }
-        self.quarantine.end();
         self.lists.end();
         crate::sync::flush_work(&self.report);
         crate::sync::flush_work(&self.wake);
@@ -526,8 +547,22 @@ impl Hca {
         self.broken.load(Relaxed)
     }
 
+    /// Returns whether the device touches no memory of consumers any more: it was reset, or is given up. Until then,
+    /// the work requests of a device that has failed are not flushed.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Acquire)
+    }
+
+    /// Waits until a device that has failed has been reset: what an object lent to it is its owner's again. Returns at
+    /// once if the device works. Sleeps, uninterruptibly.
+    pub(crate) fn wait_if_broken(&self) {
+        if self.is_broken() {
+            self.stopped.wait();
+        }
+    }
+
     /// Takes the device out of service: it does not do what the specification says. Outstanding
-    /// commands fail, outstanding work requests are flushed. Any context.
+    /// commands fail; outstanding work requests are flushed once the device has been reset. Any context.
     pub(crate) fn fail(self: &Arc<Self>, why: impl fmt::Display) {
         if self.broken.xchg(true, Full) {
             return;
@@ -681,17 +716,19 @@ impl Hca {
     ///
     /// It cannot fail, because the RDMA core cannot keep an object whose user is gone. A device that
     /// does not know the object has no more to destroy; one that refuses is taken out of service,
-    /// which keeps from use what it may still touch until it has been reset.
+    /// which keeps from use what it may still touch until it has been reset. This returns when the device does not
+    /// touch what the object lent to it.
     pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) {
         self.destroyed::<C>(self.execute::<C>(request));
     }
 
-    /// Takes the result of a command that destroys an object, as [`Hca::execute_destroy`] does.
+    /// Takes the result of a command that destroys an object, as [`Hca::execute_destroy`] does. Sleeps.
     pub(crate) fn destroyed<C: Command>(self: &Arc<Self>, result: Result<C::Reply>) {
         match result {
             Err(error) if error != ENOENT => self.not_destroyed(C::NAME, error),
             _ => {}
         }
+        self.wait_if_broken();
     }
 
     /// Takes the device out of service, because the command with this name did not destroy an object. Any context.

@@ -76,8 +76,8 @@ pub(crate) fn start_events(hca: &Arc<Hca>) {
 }
 
 /// Gives up the queues of a device that was reset, those of its objects too. It has no objects any more, or is
-/// out of service. Sleeps.
-pub(crate) fn detach(hca: &Hca, reset: &Reset<'_>) {
+/// out of service: then the consumers of its objects find their work requests flushed. Sleeps.
+pub(crate) fn detach(hca: &Arc<Hca>, reset: &Reset<'_>) {
     hca.detach(reset, |park| {
         let objects = hca.objects();
         objects.cqs.for_each(|cq| {
@@ -86,6 +86,22 @@ pub(crate) fn detach(hca: &Hca, reset: &Reset<'_>) {
         objects
             .qps
             .for_each(|qp| qp.revoke().into_iter().flatten().for_each(&mut *park));
+    });
+    if hca.is_broken() {
+        close_objects(hca);
+    }
+}
+
+/// Lets the consumers of the objects of a device that has failed, and was reset, find their work requests flushed, or a
+/// ring that is closed. May sleep.
+fn close_objects(hca: &Hca) {
+    let objects = hca.objects();
+    objects.qps.for_each(|qp| qp.close());
+    objects.qps.for_each_held(|qp| qp.leave_srq(qp));
+    objects.srqs.for_each(|srq| srq.close());
+    objects.cqs.for_each(|cq| {
+        cq.close();
+        cq.wake(cq);
     });
 }
 
@@ -185,9 +201,8 @@ impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
     /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service, and reports what happened to the
-    /// port. If the device has failed, ends the waiting for commands, and lets the consumers of armed CQs poll,
-    /// so that they find their work requests flushed, or a ring that is closed. Then the device may be taken into
-    /// service again.
+    /// port. If the device has failed, ends the waiting for commands, and has it reset; once it was, lets the
+    /// consumers of armed CQs poll, so that they find their work requests flushed, or a ring that is closed.
     fn run(this: Arc<Self>) {
         if this.needs_reset() {
             this.fail("it asks for a reset");
@@ -198,15 +213,10 @@ impl WorkItem for Hca {
             this.objects().report_port(event);
         }
         if this.is_broken() {
-            let objects = this.objects();
             this.control().wake_all();
-            objects.qps.for_each(|qp| qp.close());
-            objects.qps.for_each_held(|qp| qp.leave_srq(qp));
-            objects.srqs.for_each(|srq| srq.close());
-            objects.cqs.for_each(|cq| {
-                cq.close();
-                cq.wake(cq);
-            });
+            if this.is_stopped() {
+                close_objects(&this);
+            }
             // A thread in `detach` has to look at the objects that were published since.
             this.wake_detach();
             if let Some(recovery) = this.take_recovery() {

@@ -51,7 +51,11 @@ use crate::{
         Hca,
         Recover, //
     },
-    ib, interrupt, kernel_release, net, port,
+    ib,
+    interrupt,
+    kernel_release,
+    net,
+    port,
     startup::{
         start,
         validate,
@@ -61,10 +65,7 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
-    virtio::{
-        self,
-        Reset, //
-    },
+    virtio, //
 };
 use core::time::Duration;
 use kernel::{
@@ -190,6 +191,10 @@ pub(crate) struct Service {
     state: Mutex<State>,
     #[pin]
     recovery: IrqSpinLock<Recovery>,
+    /// The device while it is bound or unbound, so that the work item [`RECOVER`] can reset it meanwhile: consumers
+    /// wait for that if it fails.
+    #[pin]
+    lent: virtio::Lent,
     #[pin]
     register: Work<Service, REGISTER>,
     #[pin]
@@ -201,8 +206,10 @@ pub(crate) struct Service {
 /// When a device that has failed is reset.
 struct Recovery {
     backoff: Backoff,
-    /// The device is being unbound.
+    /// The device is being unbound, and is not taken into service again.
     ended: bool,
+    /// The device was unbound: it is not reset any more.
+    finished: bool,
 }
 
 /// The ID of the work item that registers the RDMA device of a device that was reset.
@@ -232,43 +239,50 @@ mod work {
 }
 
 impl Service {
-    /// Registers the RDMA device of `transport`, a virtio device. May sleep.
+    /// Registers the RDMA device of `dev`. Sleeps.
     ///
     /// # Errors
     ///
-    /// The errors of [`Active::new`].
-    pub(crate) fn new(
-        transport: ARef<device::Device>,
-        hca: Arc<Hca>,
-        dma: &dma::Device,
-    ) -> Result<Arc<Self>> {
-        let active = Active::new(&transport, &hca, dma, None)?;
-        let watched = hca.clone();
+    /// `ENOMEM`; the errors of [`Active::new`]. The device has been reset then.
+    pub(crate) fn new(dev: &Core<'_>, hca: Arc<Hca>, dma: &dma::Device) -> Result<Arc<Self>> {
+        let this = Self::unregistered(dev, hca.clone())
+            .inspect_err(|_| interrupt::detach(&hca, &dev.reset()))?;
+        hca.on_failure(this.clone());
+        this.lent
+            .lend(dev, || Active::new(&this.transport, &hca, dma, None))
+            .map(|active| this.state.lock().active = Some(active))
+            .inspect_err(|_| this.end(dev))?;
+        this.recovery.lock().backoff.works();
+        Ok(this)
+    }
+
+    /// Makes the service of a device whose RDMA device is not registered yet. May sleep.
+    fn unregistered(dev: &Core<'_>, hca: Arc<Hca>) -> Result<Arc<Self>> {
+        let transport: &device::Device = dev.as_ref();
         let state = State {
-            active: Some(active),
+            active: None,
             name: None,
             waits_since: None,
             renewed: None,
         };
-        let mut recovery = Recovery {
+        let recovery = Recovery {
             backoff: Backoff::new(),
             ended: false,
+            finished: false,
         };
-        recovery.backoff.works();
-        let this = Arc::pin_init(
+        Arc::pin_init(
             pin_init!(Self {
-                transport,
+                transport: ARef::from(transport),
                 hca <- new_irq_spinlock!(hca, "virtio_rdma::Service::hca"),
                 state <- new_mutex!(state),
                 recovery <- new_irq_spinlock!(recovery, "virtio_rdma::Service::recovery"),
+                lent <- virtio::Lent::new(),
                 register <- new_work!("virtio_rdma::Service::register"),
                 recover <- new_delayed_work!("virtio_rdma::Service::recover"),
                 expire <- new_delayed_work!("virtio_rdma::Service::expire"),
             }),
             GFP_KERNEL,
-        )?;
-        watched.on_failure(this.clone());
-        Ok(this)
+        )
     }
 
     /// Looks at the status of the device, soon. Any context.
@@ -278,12 +292,12 @@ impl Service {
 
     /// Takes the device out of service, resets it, and gives up its queues, because the machine is about to sleep
     /// or the device has failed. Its RDMA device stays, with all objects, but they do not work any more. Sleeps.
-    pub(crate) fn retire<'a>(&self, reset: impl FnOnce() -> Reset<'a>) {
+    pub(crate) fn retire(&self, dev: &Core<'_>) {
         let hca = self.hca.lock().clone();
         // Nobody has to be told of this failure.
         drop(hca.take_recovery());
         hca.retire();
-        interrupt::detach(&hca, &reset());
+        interrupt::detach(&hca, &dev.reset());
         // A device that was not registered yet is never registered.
         self.state.lock().renewed = None;
     }
@@ -316,7 +330,8 @@ impl Service {
         }
     }
 
-    /// Takes a device that has failed into service again, after a while if it was tried before. Any context.
+    /// Takes a device that has failed, and was reset, into service again, after a while if it was tried before. Any
+    /// context.
     fn recover_later(self: &Arc<Self>) {
         let mut recovery = self.recovery.lock();
         if recovery.ended || !recovers() {
@@ -325,28 +340,43 @@ impl Service {
         let seconds = recovery.backoff.attempt();
         dev_warn!(
             self.transport,
-            "resets the device that has failed in {} s\n",
+            "takes the device that has failed into service again in {} s\n",
             seconds
         );
         self.recover_after(&recovery, seconds * 1000);
     }
 
-    /// Resets the device and takes it into service again, if it has failed. Sleeps.
+    /// Resets the device if it has failed and was not reset since; returns whether it did. Sleeps.
+    fn stop(&self, dev: &Core<'_>) -> bool {
+        let hca = self.hca.lock().clone();
+        if !hca.is_broken() || hca.is_stopped() {
+            return false;
+        }
+        dev_warn!(self.transport, "resets the device that has failed\n");
+        self.retire(dev);
+        true
+    }
+
+    /// Resets the device if it has failed, and takes it into service again later, or now if it was reset before.
+    /// Sleeps.
     ///
     /// # Errors
     ///
     /// `ENODEV` for a device that is not there any more; the errors of [`start`] and
     /// [`virtio::Device::negotiate`].
     fn restart(self: &Arc<Self>, dev: &Core<'_>) -> Result {
-        let has_failed = self.hca.lock().is_broken();
-        if !has_failed || crate::sync::is_shutting_down() {
+        if self.stop(dev) {
+            self.recover_later();
             return Ok(());
         }
-        // A reset waits until the status is 0.
-        if !dev.is_present() {
+        let has_failed = self.hca.lock().is_broken();
+        if !has_failed || !recovers() || crate::sync::is_shutting_down() {
+            return Ok(());
+        }
+        // An attempt before may have left it half negotiated.
+        if !dev.reset().is_done() {
             return Err(ENODEV);
         }
-        self.retire(|| dev.reset());
         dev.negotiate(validate)?;
         let (hca, dma) = start(dev)?;
         self.renew(hca, dma);
@@ -386,9 +416,11 @@ impl Service {
     }
 
     /// Ends the RDMA device with all objects, resets the device, and gives up its queues. Sleeps.
-    pub(crate) fn end<'a>(self: &Arc<Self>, reset: impl FnOnce() -> Reset<'a>) {
+    ///
+    /// A device that has failed is reset first, by this thread or, if it fails meanwhile, by the work item
+    /// [`RECOVER`]: consumers get back what they had lent to it, and wait for that.
+    pub(crate) fn end(self: &Arc<Self>, dev: &Core<'_>) {
         self.recovery.lock().ended = true;
-        crate::sync::cancel_delayed_work(self, |this| &this.recover);
         // These two enqueue each other. Neither does while there is nothing to register.
         self.state.lock().renewed = None;
         crate::sync::cancel_work(self, |this| &this.register);
@@ -399,9 +431,19 @@ impl Service {
         }
         // The memory that the device may touch until it is reset is freed with the RDMA device, so `_ibdev` is kept
         // until the end.
-        let _ibdev = active.map(|active| active.end(&self.transport));
+        let _ibdev = self.lent.lend(dev, || {
+            if !dev.is_present() {
+                // Nobody waits for the replies to commands then.
+                let hca = self.hca.lock().clone();
+                hca.fail("it is not there");
+            }
+            self.lent.with(|dev| self.stop(dev));
+            active.map(|active| active.end(&self.transport))
+        });
+        self.recovery.lock().finished = true;
+        crate::sync::cancel_delayed_work(self, |this| &this.recover);
         let hca = self.hca.lock().clone();
-        interrupt::detach(&hca, &reset());
+        interrupt::detach(&hca, &dev.reset());
         // The device and this own each other.
         drop(hca.take_recovery());
     }
@@ -427,8 +469,13 @@ fn recovers() -> bool {
 }
 
 impl Recover for Service {
+    /// Has the device reset, at once: until then its consumers wait.
     fn recover(self: Arc<Self>) {
-        self.recover_later();
+        let recovery = self.recovery.lock();
+        if !recovery.finished {
+            // If the work item is queued already, it has not looked yet.
+            let _ = workqueue::system_freezable().enqueue_delayed::<_, RECOVER>(self.clone(), 0);
+        }
     }
 
     fn released(self: Arc<Self>) {
@@ -461,6 +508,7 @@ impl WorkItem<RECOVER> for Service {
 
     /// Resets the device, if it has failed, and takes it into service again.
     fn run(this: Arc<Self>) {
+        this.lent.with(|dev| this.stop(dev));
         match virtio::try_with_device(&this.transport, |dev| this.restart(dev)) {
             Some(Ok(())) => {}
             Some(Err(error)) => {

@@ -540,7 +540,10 @@ impl Qp {
         match self.hca.execute::<cmd::ModifyQp>(&request) {
             // Consumers move a QP to RESET or ERR to stop it, and a QP of a device that has failed
             // is stopped.
-            Err(_) if self.hca.is_broken() => Ok(()),
+            Err(_) if self.hca.is_broken() => {
+                self.hca.wait_if_broken();
+                Ok(())
+            }
             result => result.map(|_| ()),
         }
     }

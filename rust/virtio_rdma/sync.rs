@@ -99,7 +99,7 @@ macro_rules! new_irq_spinlock {
 }
 pub(crate) use new_irq_spinlock;
 
-/// A `struct completion` for one waiter at a time.
+/// A `struct completion`, for one waiter at a time unless [`Completion::complete_all`] completes it.
 #[pin_data]
 pub(crate) struct Completion {
     #[pin]
@@ -132,6 +132,18 @@ impl Completion {
     pub(crate) fn complete(&self) {
         // SAFETY: `inner` is initialised.
         unsafe { bindings::complete(self.inner.get()) }
+    }
+
+    /// Wakes all waiters, and lets each later wait return at once. Any context.
+    pub(crate) fn complete_all(&self) {
+        // SAFETY: `inner` is initialised.
+        unsafe { bindings::complete_all(self.inner.get()) }
+    }
+
+    /// Waits until the completion is complete. Sleeps, uninterruptibly.
+    pub(crate) fn wait(&self) {
+        // SAFETY: `inner` is initialised.
+        unsafe { bindings::wait_for_completion(self.inner.get()) }
     }
 
     /// Waits until the completion is complete; false if `timeout` passed first. Sleeps,

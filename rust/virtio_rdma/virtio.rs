@@ -28,11 +28,13 @@ use kernel::{
         from_result,
         to_result, //
     },
+    new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
         Arc,
-        ArcBorrow, //
+        ArcBorrow,
+        Mutex, //
     },
     types::Opaque,
 };
@@ -69,6 +71,7 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*vdrv.get()).config_changed = Some(Self::config_changed_callback);
             (*vdrv.get()).freeze = Some(Self::freeze_callback);
             (*vdrv.get()).restore = Some(Self::restore_callback);
+            (*vdrv.get()).shutdown = Some(Self::shutdown_callback);
         }
 
         // SAFETY: `vdrv` is a valid `struct virtio_driver` until `unregister`.
@@ -156,6 +159,13 @@ impl<T: Driver> Adapter<T> {
         };
 
         from_result(|| T::restore(dev, data).map(|()| 0))
+    }
+
+    extern "C" fn shutdown_callback(vdev: *mut bindings::virtio_device) {
+        // SAFETY: The virtio core calls with a valid device, and has its lock.
+        let dev = unsafe { &*vdev.cast::<Device<device::CoreInternal<'_>>>() };
+
+        dev.shut_down();
     }
 }
 
@@ -285,6 +295,44 @@ pub(crate) fn try_with_device<R>(
         let result = is_bound.then(|| f(&*vdev.cast::<Device<device::Core<'_>>>()));
         bindings::virtio_rdma_device_unlock(raw);
         result
+    }
+}
+
+/// A device that whoever has its lock lends to other threads, for as long as a function of the lender runs.
+#[pin_data]
+pub(crate) struct Lent {
+    #[pin]
+    device: Mutex<Option<RawDevice>>,
+}
+
+/// A pointer to a device that is valid as long as it is in [`Lent`].
+struct RawDevice(*const Device<device::Core<'static>>);
+
+// SAFETY: A device may be used from any thread; the mutex around this serialises.
+unsafe impl Send for RawDevice {}
+
+impl Lent {
+    /// Makes one without a device.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            device <- new_mutex!(None, "virtio_rdma::Lent"),
+        })
+    }
+
+    /// Lends the device while `f` runs. Returns when `f` has ended and nobody uses the device any more. Sleeps.
+    pub(crate) fn lend<R>(&self, dev: &Device<device::Core<'_>>, f: impl FnOnce() -> R) -> R {
+        *self.device.lock() = Some(RawDevice(ptr::from_ref(dev).cast()));
+        let result = f();
+        *self.device.lock() = None;
+        result
+    }
+
+    /// Calls `f` with the device, if it is lent. May sleep.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&Device<device::Core<'_>>) -> R) -> Option<R> {
+        let device = self.device.lock();
+        // SAFETY: The device is valid: `lend` has a reference to it, and takes the pointer back with the lock before
+        // it returns. The lender has the lock of the device.
+        device.as_ref().map(|raw| f(unsafe { &*raw.0 }))
     }
 }
 
@@ -456,13 +504,31 @@ impl Device<device::Core<'_>> {
     }
 
     /// Resets the device: it touches no memory of the driver afterwards, until it is made ready once
-    /// more. May sleep.
+    /// more. A device that is not there ([`Device::is_present`]) is not reset, because some transports wait
+    /// without end for a status of 0 (`vp_reset()`); its queues break, and [`Reset::is_done`] tells. May sleep.
     pub(crate) fn reset(&self) -> Reset<'_> {
+        let is_done = self.is_present();
         // SAFETY: By the type invariant the device is valid.
-        unsafe { bindings::virtio_reset_device(self.as_raw()) };
+        unsafe {
+            if is_done {
+                bindings::virtio_reset_device(self.as_raw());
+            } else {
+                bindings::virtio_break_device(self.as_raw());
+            }
+        }
         Reset {
             vdev: self.as_raw(),
+            is_done,
             _device: PhantomData,
+        }
+    }
+
+    /// Stops a device because the machine halts or restarts, as the virtio core does for drivers that do not stop it
+    /// themselves, unless it is not there. May sleep.
+    fn shut_down(&self) {
+        if self.is_present() {
+            // SAFETY: By the type invariant the device is valid.
+            unsafe { bindings::virtio_device_shutdown(self.as_raw()) };
         }
     }
 
@@ -571,23 +637,30 @@ impl Drop for Found {
     }
 }
 
-/// A device that was reset. It has no buffers any more, unless it has been made ready since.
+/// A device that was reset. It has no buffers any more, unless it has been made ready since, or was not there.
 ///
 /// # Invariants
 ///
 /// `vdev` is valid for `'a`.
 pub(crate) struct Reset<'a> {
     vdev: *mut bindings::virtio_device,
+    is_done: bool,
     _device: PhantomData<&'a bindings::virtio_device>,
 }
 
 impl Reset<'_> {
-    /// Returns whether this is the device of `queue`, and has not been made ready since. May sleep.
+    /// Returns whether the device was reset: false if it was not there, and may still touch what it was given.
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// Returns whether this is the device of `queue`, was reset, and has not been made ready since. May sleep.
     fn is_of(&self, queue: &Queue) -> bool {
         // SAFETY: By the type invariants the queue and the device are valid, and each transport has
         // `get_status`.
         unsafe {
-            (*queue.as_raw()).vdev == self.vdev
+            self.is_done
+                && (*queue.as_raw()).vdev == self.vdev
                 && u32::from(bindings::virtio_rdma_get_status(self.vdev))
                     & bindings::VIRTIO_CONFIG_S_DRIVER_OK
                     == 0

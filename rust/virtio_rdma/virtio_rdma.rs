@@ -28,12 +28,8 @@
 #![allow(rustdoc::private_intra_doc_links)]
 
 use kernel::{
-    device as kernel_device,
     prelude::*,
-    sync::{
-        aref::ARef,
-        Arc, //
-    }, //
+    sync::Arc, //
 };
 
 mod ah;
@@ -131,10 +127,8 @@ struct Data {
 
 /// Takes a device into service, and registers its RDMA device.
 fn bind(dev: &Core<'_>) -> Result<Data> {
-    let transport: &kernel_device::Device = dev.as_ref();
     let (hca, dma) = start(dev)?;
-    let service = Service::new(ARef::from(transport), hca.clone(), &dma)
-        .inspect_err(|_| interrupt::detach(&hca, &dev.reset()))?;
+    let service = Service::new(dev, hca, &dma)?;
     Ok(Data { service })
 }
 
@@ -158,7 +152,11 @@ impl virtio::Driver for VirtioRdma {
     }
 
     fn freeze(dev: &Core<'_>, data: Pin<&Data>) -> Result {
-        data.service.retire(|| dev.reset());
+        // The virtio core resets the device when the machine wakes up, and would wait for that for ever.
+        if !dev.is_present() {
+            return Err(ENODEV);
+        }
+        data.service.retire(dev);
         data.service.recover_thawed();
         Ok(())
     }
@@ -170,6 +168,6 @@ impl virtio::Driver for VirtioRdma {
     }
 
     fn unbind(dev: &Core<'_>, data: Pin<&Data>) {
-        data.service.end(|| dev.reset());
+        data.service.end(dev);
     }
 }

@@ -82,6 +82,12 @@ def virtio_device():
 NAME = virtio_device()
 
 
+def was_reset():
+    """Returns whether the device has been reset and not made ready since: it touches no memory of the guest."""
+    with open(f"/sys/bus/virtio/devices/{NAME}/status", encoding="ascii") as file:
+        return int(file.read(), 16) == 0
+
+
 def write_driver(file):
     """Writes the name of the device to a file of the driver in sysfs."""
     handle = os.open(f"{DRIVER}/{file}", os.O_WRONLY)

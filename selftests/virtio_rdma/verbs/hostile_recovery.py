@@ -48,7 +48,7 @@ class Before:
 
     def delays(self):
         """Returns the seconds that the driver says that it waits, in their order."""
-        lines = self.watch.lines("resets the device that has failed")
+        lines = self.watch.lines("takes the device that has failed into service again")
         return [int(re.search(r"in (\d+) s", line)[1]) for line in lines]
 
     def wait_delays(self, count):
