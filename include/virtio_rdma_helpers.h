@@ -74,7 +74,11 @@ size_t virtio_rdma_block_iter_list(struct ib_block_iter *iter, __le64 *list,
 
 void virtio_rdma_dev_put(struct net_device *ndev);
 struct net_device *virtio_rdma_notifier_netdev(void *info);
-bool virtio_rdma_netdev_own_mac(const struct net_device *ndev, u8 *mac);
+bool virtio_rdma_netdev_own_mac(const struct net_device *ndev,
+				struct ib_device *ibdev, u8 *mac);
+bool virtio_rdma_netdev_is_moving(const struct net_device *ndev);
+struct net *virtio_rdma_get_net(struct ib_device *ibdev);
+void virtio_rdma_put_net(struct net *net);
 bool virtio_rdma_netdev_is_pci_sibling(const struct net_device *ndev,
 				       struct device *dev);
 unsigned int virtio_rdma_netdev_port_state(struct net_device *ndev);

@@ -289,16 +289,50 @@ struct net_device *virtio_rdma_notifier_netdev(void *info)
 	return netdev_notifier_info_to_dev(info);
 }
 
-bool virtio_rdma_netdev_own_mac(const struct net_device *ndev, u8 *mac)
+/*
+ * Whether an interface may be paired with an RDMA device of @net. Anybody who
+ * has a network namespace can make an interface there with any address, but
+ * not one of a device in it.
+ */
+static bool virtio_rdma_netdev_is_near(const struct net_device *ndev,
+				       const struct net *net)
 {
-	if (!net_eq(dev_net(ndev), &init_net) || ndev->type != ARPHRD_ETHER ||
-	    ndev->addr_len != ETH_ALEN)
+	return net_eq(dev_net(ndev), net) || ndev->dev.parent;
+}
+
+bool virtio_rdma_netdev_own_mac(const struct net_device *ndev,
+				struct ib_device *ibdev, u8 *mac)
+{
+	if (!virtio_rdma_netdev_is_near(ndev, rdma_dev_net(ibdev)) ||
+	    ndev->type != ARPHRD_ETHER || ndev->addr_len != ETH_ALEN)
 		return false;
 	if (is_vlan_dev(ndev) || netif_is_bridge_master(ndev) ||
 	    netif_is_bond_master(ndev) || netif_is_macvlan(ndev))
 		return false;
 	ether_addr_copy(mac, ndev->dev_addr);
 	return true;
+}
+
+/* Whether NETDEV_UNREGISTER says that the interface leaves its namespace only. */
+bool virtio_rdma_netdev_is_moving(const struct net_device *ndev)
+{
+	return ndev->reg_state == NETREG_REGISTERED;
+}
+
+/* The namespace of @ibdev; init_net, to which the device moves, if it ends. */
+struct net *virtio_rdma_get_net(struct ib_device *ibdev)
+{
+	struct net *net;
+
+	rcu_read_lock();
+	net = maybe_get_net(rdma_dev_net(ibdev));
+	rcu_read_unlock();
+	return net ?: get_net(&init_net);
+}
+
+void virtio_rdma_put_net(struct net *net)
+{
+	put_net(net);
 }
 
 static struct pci_dev *virtio_rdma_pci_dev_of(struct device *dev)

@@ -76,6 +76,7 @@ pub(crate) use qp::{
 };
 pub(crate) use registration::{
     Config,
+    Namespace,
     Registration,
     UnregisteredDevice, //
 };

@@ -42,13 +42,25 @@ impl NetDevice {
         unsafe { raw.cast::<Self>().as_ref() }
     }
 
-    /// Returns the MAC address, if this is an Ethernet interface of the initial network namespace that
-    /// stands for itself: not a VLAN, bridge, bond or macvlan, which borrow the address of another.
-    pub(crate) fn own_mac(&self) -> Option<[u8; 6]> {
+    /// Returns the MAC address, if this is an Ethernet interface that `ibdev` may be paired with: it stands for itself
+    /// (not a VLAN, bridge, bond or macvlan, which borrow the address of another), and is in the network namespace of
+    /// `ibdev`, or belongs to a device, in whatever namespace.
+    ///
+    /// # Safety
+    ///
+    /// `ibdev` must be valid.
+    pub(crate) unsafe fn own_mac(&self, ibdev: *mut bindings::ib_device) -> Option<[u8; 6]> {
         let mut mac = [0; 6];
-        // SAFETY: By the type invariants the interface is valid; `mac` has room for an address.
-        unsafe { bindings::virtio_rdma_netdev_own_mac(self.as_raw(), mac.as_mut_ptr()) }
+        // SAFETY: By the type invariants the interface is valid; `mac` has room for an address. The caller promises
+        // that `ibdev` is valid.
+        unsafe { bindings::virtio_rdma_netdev_own_mac(self.as_raw(), ibdev, mac.as_mut_ptr()) }
             .then_some(mac)
+    }
+
+    /// Returns whether an interface that is reported to be unregistered only moves to another network namespace.
+    fn is_moving(&self) -> bool {
+        // SAFETY: By the type invariants the interface is valid.
+        unsafe { bindings::virtio_rdma_netdev_is_moving(self.as_raw()) }
     }
 
     /// Returns whether the interface is another PCI function of the slot that `dev` is in, or a virtio
@@ -76,7 +88,7 @@ impl NetDevice {
 pub(crate) enum Event {
     /// The interface was registered, came up, or has another address.
     Present,
-    /// The interface is about to be removed.
+    /// The interface is about to be removed. One that moves to another network namespace is not.
     Gone,
 }
 
@@ -142,7 +154,8 @@ impl<L: Listener> Notifier<L> {
         // it is unregistered, and with the information of an interface that is valid meanwhile.
         unsafe {
             let this = container_of!(Opaque::cast_from(block), Self, block);
-            if let Some(netdev) = NetDevice::from_raw(bindings::virtio_rdma_notifier_netdev(info)) {
+            let netdev = NetDevice::from_raw(bindings::virtio_rdma_notifier_netdev(info));
+            if let Some(netdev) = netdev.filter(|it| event != Event::Gone || !it.is_moving()) {
                 (*this).listener.netdev_event(event, netdev);
             }
         }

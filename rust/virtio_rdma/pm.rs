@@ -108,7 +108,7 @@ struct Active {
 
 impl Active {
     /// Registers the RDMA device of a virtio device that is ready, by this name if there is one and no other
-    /// device has it. May sleep.
+    /// device has it, in this network namespace or else the initial one. May sleep.
     ///
     /// # Errors
     ///
@@ -118,8 +118,10 @@ impl Active {
         hca: &Arc<Hca>,
         dma: &dma::Device,
         name: Option<&CStr>,
+        namespace: Option<&ib::Namespace>,
     ) -> Result<Self> {
         let config = ib::Config {
+            namespace,
             parent: transport,
             node_guid: hca.config().sys_image_guid,
             num_comp_vectors: hca.num_comp_vectors(),
@@ -249,7 +251,7 @@ impl Service {
             .inspect_err(|_| interrupt::detach(&hca, &dev.reset()))?;
         hca.on_failure(this.clone());
         this.lent
-            .lend(dev, || Active::new(&this.transport, &hca, dma, None))
+            .lend(dev, || Active::new(&this.transport, &hca, dma, None, None))
             .map(|active| this.state.lock().active = Some(active))
             .inspect_err(|_| this.end(dev))?;
         this.recovery.lock().backoff.works();
@@ -401,11 +403,14 @@ impl Service {
             }
         }
         // Consumers that still have a PD are told that the device is removed.
+        let mut namespace = None;
         if let Some(active) = state.active.take() {
+            namespace = Some(ib::Namespace::of(&active.ibdev));
             state.name = active.end(&self.transport).name().ok();
         }
         state.waits_since = None;
-        match Active::new(&self.transport, &hca, &dma, state.name.as_deref()) {
+        let (name, namespace) = (state.name.as_deref(), namespace.as_ref());
+        match Active::new(&self.transport, &hca, &dma, name, namespace) {
             Ok(active) => {
                 state.active = Some(active);
                 self.recovery.lock().backoff.works();

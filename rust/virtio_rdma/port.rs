@@ -193,7 +193,7 @@ impl Pairing {
     }
 
     fn matches(&self, netdev: &NetDevice) -> bool {
-        let Some(mac) = netdev.own_mac() else {
+        let Some(mac) = self.dev.mac_of(netdev) else {
             return false;
         };
         match self.dev.config().mac {

@@ -135,6 +135,12 @@ impl<D: Driver> Device<D> {
         to_result(unsafe { bindings::ib_device_set_netdev(self.as_raw(), netdev, PORT) })
     }
 
+    /// Returns the MAC address of an interface that the device may be paired with ([`NetDevice::own_mac`]).
+    pub(crate) fn mac_of(&self, netdev: &NetDevice) -> Option<[u8; 6]> {
+        // SAFETY: By the type invariants `raw` is valid.
+        unsafe { netdev.own_mac(self.as_raw()) }
+    }
+
     /// Calls `f` with the paired network interface, if there is one.
     pub(crate) fn with_netdev<R>(&self, f: impl FnOnce(&NetDevice) -> R) -> Option<R> {
         // SAFETY: By the type invariants `raw` is valid. The result is null or comes with a

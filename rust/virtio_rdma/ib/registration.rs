@@ -39,8 +39,41 @@ unsafe impl<D: Driver> Send for UnregisteredDevice<D> {}
 // SAFETY: It is a reference to a `Device`.
 unsafe impl<D: Driver> Sync for UnregisteredDevice<D> {}
 
+/// A network namespace, which does not end as long as this exists.
+pub(crate) struct Namespace(NonNull<bindings::net>);
+
+// SAFETY: A reference to a namespace may be given back by any thread.
+unsafe impl Send for Namespace {}
+
+impl Namespace {
+    /// Returns the namespace of a device that is registered; the initial one, to which the device moves, if that
+    /// namespace ends.
+    pub(crate) fn of<D: Driver>(dev: &Device<D>) -> Self {
+        // SAFETY: By the type invariants the device is valid. The RDMA core moves a registered device out of a
+        // namespace before that is freed. The result is not null.
+        unsafe {
+            Self(NonNull::new_unchecked(bindings::virtio_rdma_get_net(
+                dev.as_raw(),
+            )))
+        }
+    }
+
+    fn as_raw(this: Option<&Self>) -> *mut bindings::net {
+        this.map_or(&raw mut bindings::init_net, |this| this.0.as_ptr())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // SAFETY: This has a reference to the namespace, and gives it back once.
+        unsafe { bindings::virtio_rdma_put_net(self.0.as_ptr()) };
+    }
+}
+
 /// What a device is created with.
 pub(crate) struct Config<'a> {
+    /// The network namespace in which the device is, if namespaces are in exclusive mode; `None` for the initial one.
+    pub(crate) namespace: Option<&'a Namespace>,
     /// The device in sysfs below which this one stands.
     pub(crate) parent: &'a device::Device,
     /// The GUID of the node, in network order.
@@ -52,7 +85,8 @@ pub(crate) struct Config<'a> {
 }
 
 impl<D: Driver> UnregisteredDevice<D> {
-    /// Allocates a device, whose objects will be in `handles`. May sleep.
+    /// Allocates a device, whose objects will be in `handles`. The namespace of `config` must stay until the device is
+    /// registered. May sleep.
     ///
     /// # Errors
     ///
@@ -71,9 +105,9 @@ impl<D: Driver> UnregisteredDevice<D> {
             ops.process_mad = None;
         }
 
-        // SAFETY: `init_net` lives for ever, and the size covers `struct ib_device`.
+        // SAFETY: The namespace is valid, and the size covers `struct ib_device`.
         let raw = unsafe {
-            bindings::_ib_alloc_device(size_of::<Device<D>>(), &raw mut bindings::init_net)
+            bindings::_ib_alloc_device(size_of::<Device<D>>(), Namespace::as_raw(config.namespace))
         };
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
 

@@ -1,0 +1,89 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# The network interface of the RDMA device moves to another network namespace and back, alone and
+# together with the RDMA device, and the namespace ends with both inside. Connections of the RDMA CM
+# carry data wherever the interface is.
+
+. "$(dirname "$0")/lib.sh"
+
+need_device
+need_mads
+[ -e /proc/self/ns/net ] || skip_all "no network namespaces"
+command -v rping >/dev/null || skip_all "rping is not installed"
+rdma system show | grep -q 'netns shared' || skip_all "namespaces are not in shared mode"
+[ -n "$NETDEV" ] || skip_all "$DEVICE has no network interface"
+
+NS=virtio-rdma-if-$$
+# The initial namespace needs a name to move things back to.
+HOME_NS=virtio-rdma-if-home-$$
+ADDRESS=$(ip -4 -o addr show dev "$NETDEV" | awk '{ print $4; exit }')
+[ -n "$ADDRESS" ] || skip_all "$NETDEV has no IPv4 address"
+COUNT=50
+
+inside() { ip netns exec "$NS" "$@"; }
+
+# Where a command runs: here, or inside.
+here() { "$@"; }
+
+# up WHERE RDMA: gives the interface its address and takes it up, as a move has taken both away. RDMA is where the RDMA
+# device is, whose port has to become active with the GID of the address.
+up()
+{
+	"$1" ip link set lo up && "$1" ip addr replace "$ADDRESS" dev "$NETDEV" && "$1" ip link set "$NETDEV" up &&
+	wait_for "$2" grep -q ACTIVE "$PORT/state" && wait_for "$2" sh -c "grep -q ':ffff:' $PORT/gids/*"
+}
+
+# connects WHERE: a client and a server of the RDMA CM compare what they exchange (-v, -V).
+connects()
+{
+	"$1" timeout 60 rping -s -a "${ADDRESS%/*}" -C $COUNT -V >/tmp/rping.$$ 2>&1 &
+	server=$!
+	# The server listens some time after it was started.
+	tries=0
+	until "$1" timeout 60 rping -c -a "${ADDRESS%/*}" -C $COUNT -V >>/tmp/rping.$$ 2>&1; do
+		tries=$((tries + 1))
+		[ $tries -lt 20 ] && kill -0 $server 2>/dev/null || break
+		sleep 0.1
+	done
+	wait $server && return
+	sed 's/^/# /' /tmp/rping.$$
+	return 1
+}
+
+names() { ip netns attach "$HOME_NS" 1 && ip netns add "$NS"; }
+moves_alone() { ip link set "$NETDEV" netns "$NS" && up inside here && connects inside; }
+comes_back() { inside ip link set "$NETDEV" netns "$HOME_NS" && up here here && connects here; }
+exclusive() { rdma system set netns exclusive; }
+both_move()
+{
+	rdma dev set "$DEVICE" netns "$NS" && ip link set "$NETDEV" netns "$NS" && up inside inside && connects inside
+}
+both_come_back()
+{
+	inside rdma dev set "$DEVICE" netns "$HOME_NS" && inside ip link set "$NETDEV" netns "$HOME_NS" && up here here &&
+	connects here
+}
+interface_is_here() { ip link show "$NETDEV" >/dev/null 2>&1; }
+namespace_ends()
+{
+	rdma dev set "$DEVICE" netns "$NS" && ip link set "$NETDEV" netns "$NS" && up inside inside &&
+	ip netns del "$NS" && wait_for interface_is_here && up here here && connects here
+}
+shared() { ip netns del "$HOME_NS" && wait_for rdma system set netns shared 2>/dev/null; }
+
+ktap_print_header
+ktap_set_plan 8
+ktap_test_result "names" names
+ktap_test_result "interface_moves" moves_alone
+ktap_test_result "interface_comes_back" comes_back
+# The mode changes only while there is no other namespace.
+ip netns del "$NS"
+wait_for exclusive 2>/dev/null
+ip netns add "$NS"
+ktap_test_result "both_move" both_move
+ktap_test_result "both_come_back" both_come_back
+ktap_test_result "namespace_ends" namespace_ends
+ktap_test_result "shared_again" shared
+ktap_test_result "usable" usable
+ktap_finished
