@@ -48,7 +48,7 @@ impl Expected {
         match psn.distance_from(self.psn) {
             0 => Verdict::Next,
             ..0 => Verdict::Duplicate,
-            ..=MOST_UNDER_WAY => Verdict::Ahead { nak: !self.told },
+            1..=MOST_UNDER_WAY => Verdict::Ahead { nak: !self.told },
             _ => Verdict::Beyond,
         }
     }
