@@ -426,7 +426,7 @@ def modified_under_traffic(rng):
             ktap.same_bytes(landing.read(depth * size, 0), source.read(depth * size, 0), "data")
         modify(pair.b, e.IBV_QP_ACCESS_FLAGS, qp_access_flags=ALL_ACCESS & ~e.IBV_ACCESS_REMOTE_READ)
         read(0)
-        complete(pair.a.send_cq, status=e.IBV_WC_REM_ACCESS_ERR)
+        complete(pair.a.send_cq, status=e.IBV_WC_REM_INV_REQ_ERR)
 
 
 def registered_part_of_a_page(rng):
