@@ -575,7 +575,8 @@ impl ControlQueue {
             return Err(EIO);
         };
         *state = State::Idle;
-        let queue = inner.queue.as_mut().ok_or(ENODEV)?;
+        // A device that has failed since is reset at once, and its queues are given up.
+        let queue = inner.queue.as_mut().ok_or(EIO)?;
         let code = queue.exchange(slot)?.reply(body)?;
         drop(guard);
 
