@@ -395,6 +395,7 @@ fn naks(cable: &Cable) -> usize {
 /// none if the connection goes on.
 #[test]
 fn packets_that_are_ahead_lead_to_few_naks() {
+    without_upgrades();
     connected_over(Faults { foreign: true, ..Faults::default() }, |pair, cable| {
         let begin = pair.clock.now();
         for _ in 0..200 {
