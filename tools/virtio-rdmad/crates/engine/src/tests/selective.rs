@@ -81,6 +81,8 @@ fn both_ends_learn_it_at_the_first_loss() {
 /// NAK at once, and it is not offered for ever.
 #[test]
 fn an_adapter_with_adaptive_routing_gets_naks() {
+    // A connection that was loaded from an image offers it as often once more.
+    without_upgrades();
     let faults = Faults { foreign: true, ..Faults::default() };
     let cable = over_a_cable(1, faults, || {
         let (mut pair, cable) = (Pair::new(), cable().unwrap());
