@@ -43,7 +43,8 @@ connects()
 	tries=0
 	until "$1" timeout 60 rping -c -a "${ADDRESS%/*}" -C $COUNT -V >>/tmp/rping.$$ 2>&1; do
 		tries=$((tries + 1))
-		[ $tries -lt 20 ] && kill -0 $server 2>/dev/null || break
+		[ $tries -lt 20 ] || break
+		kill -0 $server 2>/dev/null || break
 		sleep 0.1
 	done
 	wait $server && return
