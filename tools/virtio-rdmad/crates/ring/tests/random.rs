@@ -41,9 +41,11 @@ struct Added {
     payload: Vec<u8>,
 }
 
-fn add(driver: &mut Driver, ops: (&[u32], &[u32], bool), seed: u8) -> Option<Added> {
+/// Adds the chain of the n-th operation, which has memory of its own: no other chain writes there.
+fn add(driver: &mut Driver, ops: (&[u32], &[u32], bool), n: usize) -> Option<Added> {
     let (readable, writable, indirect) = ops;
-    let mut at = DATA + u64::from(seed) * 0x4000;
+    let mut at = DATA + n as u64 * 0x4000;
+    let seed = u8::try_from(n % 250).unwrap();
     let mut buffers = Vec::new();
     let mut payload = Vec::new();
     for (&len, write) in
@@ -81,8 +83,7 @@ proptest! {
         for (n, op) in ops.into_iter().enumerate() {
             match op {
                 Op::Add(r, w, indirect) => {
-                    let seed = u8::try_from(n % 250).unwrap();
-                    if let Some(added) = add(&mut driver, (&r, &w, indirect), seed) {
+                    if let Some(added) = add(&mut driver, (&r, &w, indirect), n) {
                         available.push_back(added);
                     }
                 }
