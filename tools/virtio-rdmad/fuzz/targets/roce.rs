@@ -92,7 +92,7 @@ fn ignored(packet: &Packet<'_>, len: usize) -> Vec<u8> {
     }
     bits[places.udp + 6..places.bth].fill(0xff);
     bits[places.bth + 4] = 0x3f;
-    bits[places.bth + 8] = 0x3f;
+    bits[places.bth + 8] = 0x7f;
     let mut at = places.bth + 12;
     for header in headers.bth.opcode.extended_headers() {
         match header {
