@@ -28,6 +28,10 @@ pub(crate) const F_WRITE: u16 = 2;
 /// `VIRTQ_DESC_F_INDIRECT`: the buffer is a table of descriptors.
 pub(crate) const F_INDIRECT: u16 = 4;
 
+/// Most descriptors of a chain. A visit of a queue counts chains, whose descriptors the device walks in the turn of the
+/// guest that it serves, while others wait. A driver that knows its buffers to be contiguous needs two.
+pub const MAX_DESCRIPTORS: usize = 8;
+
 /// One buffer of a chain. All of it is memory of the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Buffer {
@@ -39,7 +43,7 @@ pub struct Buffer {
 
 /// The buffers of a descriptor chain, which the driver made available together.
 ///
-/// The chain was checked when it was taken from the queue: it has no loop, readable buffers come before
+/// The chain was checked when it was taken from the queue: it has [`MAX_DESCRIPTORS`] at most, readable buffers come before
 /// writable ones, and each is in guest memory.
 #[derive(Debug)]
 pub struct Chain {
@@ -128,32 +132,28 @@ fn total(buffers: &[Buffer]) -> usize {
 pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,
     chain: Chain,
-    /// Most descriptors that a chain may have.
-    limit: usize,
-    /// How many descriptors were seen.
+    /// How many descriptors were seen, [`MAX_DESCRIPTORS`] at most.
     seen: usize,
     /// How many bytes their buffers have.
     bytes: u64,
 }
 
 impl<'a> Walk<'a> {
-    /// Makes a walk along the chain at `head`, of at most `limit` descriptors, the size of the queue.
-    pub(crate) fn new(memory: &'a GuestMemory, head: u16, limit: u16) -> Self {
+    /// Makes a walk along the chain at `head`.
+    pub(crate) fn new(memory: &'a GuestMemory, head: u16) -> Self {
         let chain = Chain {
             head,
             memory: memory.clone(),
             readable: SmallVec::new(),
             writable: SmallVec::new(),
         };
-        Self { memory, chain, limit: limit.into(), seen: 0, bytes: 0 }
+        Self { memory, chain, seen: 0, bytes: 0 }
     }
 
-    /// Follows the chain through the queue's own table.
-    pub(crate) fn run(mut self, table: &Slice) -> Result<Chain, RingError> {
-        let size = self.limit;
+    /// Follows the chain through the queue's own table, of `size` descriptors. A chain that loops is one that is too long.
+    pub(crate) fn run(mut self, table: &Slice, size: usize) -> Result<Chain, RingError> {
         let mut index = usize::from(self.chain.head);
-        // A chain that has more descriptors than the table has one of them twice.
-        for _ in 0..size {
+        loop {
             if index >= size {
                 return Err(RingError::DescriptorIndex { index, size });
             }
@@ -172,7 +172,6 @@ impl<'a> Walk<'a> {
             }
             index = descriptor.next.get().into();
         }
-        Err(RingError::Loop)
     }
 
     /// Follows the chain through an indirect table, from the first entry on.
@@ -188,7 +187,7 @@ impl<'a> Walk<'a> {
             self.memory.read_obj::<Descriptor>(addr).map_err(|_| unmapped())
         };
         let mut index = 0;
-        for _ in 0..size {
+        loop {
             if index >= size {
                 return Err(RingError::DescriptorIndex { index, size });
             }
@@ -203,7 +202,6 @@ impl<'a> Walk<'a> {
             }
             index = descriptor.next.get().into();
         }
-        Err(RingError::Loop)
     }
 
     /// Adds one buffer. A buffer without bytes is counted and left out.
@@ -211,8 +209,8 @@ impl<'a> Walk<'a> {
         let (addr, len) = (descriptor.addr.get(), descriptor.len.get());
         let write = descriptor.flags.get() & F_WRITE != 0;
         self.seen += 1;
-        if self.seen > self.limit {
-            return Err(RingError::TooLong { limit: self.limit });
+        if self.seen > MAX_DESCRIPTORS {
+            return Err(RingError::TooLong);
         }
         if !write && !self.chain.writable.is_empty() {
             return Err(RingError::Order);

@@ -10,6 +10,6 @@ mod chain;
 mod queue;
 mod signal;
 
-pub use chain::{Buffer, Chain};
+pub use chain::{Buffer, Chain, MAX_DESCRIPTORS};
 pub use queue::{Layout, Position, RingError, SplitQueue, MAX_SIZE};
 pub use signal::Signal;

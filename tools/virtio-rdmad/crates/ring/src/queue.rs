@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use memory::atomic::fence;
 use memory::{GuestMemory, MemoryError, Slice};
 
-use crate::chain::{Chain, Walk, DESCRIPTOR_SIZE};
+use crate::chain::{Chain, Walk, DESCRIPTOR_SIZE, MAX_DESCRIPTORS};
 
 /// The entries of the largest queue that VIRTIO allows.
 pub const MAX_SIZE: u16 = 32768;
@@ -74,15 +74,9 @@ pub enum RingError {
         /// Entries of the table.
         size: usize,
     },
-    /// A chain has one of its descriptors twice.
-    #[error("a descriptor chain loops")]
-    Loop,
-    /// A chain has more descriptors than the queue has entries.
-    #[error("a descriptor chain has more than {limit} descriptors")]
-    TooLong {
-        /// Entries of the queue.
-        limit: usize,
-    },
+    /// A chain has more than [`MAX_DESCRIPTORS`] descriptors, or one of them twice.
+    #[error("a descriptor chain has more than {MAX_DESCRIPTORS} descriptors")]
+    TooLong,
     /// A chain has 4 GiB or more.
     #[error("a descriptor chain has 4 GiB or more")]
     TooManyBytes,
@@ -266,7 +260,7 @@ impl SplitQueue {
     /// that the next call finds the same error.
     pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {
         let Some(head) = self.next_head()? else { return Ok(None) };
-        let chain = Walk::new(&self.memory, head, self.layout.size).run(&self.parts.desc)?;
+        let chain = Walk::new(&self.memory, head).run(&self.parts.desc, self.layout.entries())?;
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(Some(chain))
     }

@@ -5,7 +5,7 @@ mod driver;
 
 use driver::{Driver, AVAIL, DATA, DESC, END, F_INDIRECT, F_NEXT, F_WRITE, TABLES, USED};
 use memory::GuestMemory;
-use ring::{Layout, RingError, SplitQueue};
+use ring::{Layout, RingError, SplitQueue, MAX_DESCRIPTORS};
 
 fn queue(driver: &Driver) -> SplitQueue {
     SplitQueue::new(&driver.memory, driver.layout, 0).unwrap()
@@ -184,14 +184,14 @@ fn pop(write: impl Fn(&Driver)) -> RingError {
 fn bad_chains_are_refused() {
     let next = |d: &Driver, i, n| d.write_desc(DESC, i, DATA, 8, F_NEXT, n);
     assert_eq!(pop(|d| next(d, 0, 4)), RingError::DescriptorIndex { index: 4, size: 4 });
-    assert_eq!(pop(|d| next(d, 0, 0)), RingError::Loop);
+    assert_eq!(pop(|d| next(d, 0, 0)), RingError::TooLong);
     assert_eq!(
         pop(|d| {
             next(d, 0, 1);
             next(d, 1, 2);
             next(d, 2, 1);
         }),
-        RingError::Loop
+        RingError::TooLong
     );
     assert_eq!(
         pop(|d| {
@@ -247,17 +247,36 @@ fn bad_indirect_tables_are_refused() {
             table(d, TABLES, 32);
             d.write_desc(TABLES, 0, DATA, 8, F_NEXT, 0);
         }),
-        RingError::Loop
+        RingError::TooLong
     );
     assert_eq!(
         pop(|d| {
             table(d, TABLES, 16 * 100);
-            for i in 0..5 {
+            let last = u16::try_from(MAX_DESCRIPTORS).unwrap();
+            for i in 0..last {
                 d.write_desc(TABLES, i, DATA, 8, F_NEXT, i + 1);
             }
+            d.write_desc(TABLES, last, DATA, 8, 0, 0);
         }),
-        RingError::TooLong { limit: 4 }
+        RingError::TooLong
     );
+}
+
+/// A table of its own lets a chain have more descriptors than a queue of four.
+#[test]
+fn the_longest_chain_is_taken() {
+    let mut driver = Driver::new(4, false);
+    let mut queue = queue(&driver);
+    for at in 0..MAX_DESCRIPTORS {
+        let (at, last) = (u16::try_from(at).unwrap(), at + 1 == MAX_DESCRIPTORS);
+        let addr = DATA + 8 * u64::from(at);
+        driver.write_desc(TABLES, at, addr, 8, if last { 0 } else { F_NEXT }, at + 1);
+    }
+    driver.write_desc(DESC, 0, TABLES, 16 * 100, F_INDIRECT, 0);
+    driver.offer(0);
+    let chain = queue.pop().unwrap().unwrap();
+    assert_eq!(chain.readable().len(), MAX_DESCRIPTORS);
+    assert_eq!(chain.readable_len(), 8 * MAX_DESCRIPTORS);
 }
 
 #[test]
