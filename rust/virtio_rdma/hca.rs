@@ -59,11 +59,9 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{
-            Acquire,
             Atomic,
             Full,
-            Relaxed,
-            Release, //
+            Relaxed, //
         },
         Arc,
         CondVar,
@@ -147,7 +145,6 @@ pub(crate) struct Hca {
     /// Completed when a device that has failed was reset, or is given up: it touches no memory of consumers any more.
     #[pin]
     stopped: Completion,
-    is_stopped: Atomic<bool>,
     attached: SetOnce<Attached>,
     #[pin]
     control: ControlQueue,
@@ -243,7 +240,6 @@ impl Hca {
                 handles,
                 broken: Atomic::new(false),
                 stopped <- Completion::new(),
-                is_stopped: Atomic::new(false),
                 attached: SetOnce::new(),
                 control <- control,
                 doorbells <- doorbells,
@@ -331,7 +327,6 @@ impl Hca {
             );
             core::mem::forget(self.clone());
         }
-        self.is_stopped.store(true, Release);
         self.stopped.complete_all();
         let mut queues = self.take_queues(revoke);
         let status = self.status.lock().take();
@@ -550,7 +545,7 @@ impl Hca {
     /// Returns whether the device touches no memory of consumers any more: it was reset, or is given up. Until then,
     /// the work requests of a device that has failed are not flushed.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Acquire)
+        self.stopped.is_complete()
     }
 
     /// Waits until a device that has failed has been reset: what an object lent to it is its owner's again. Returns at

@@ -118,7 +118,7 @@ impl Active {
         hca: &Arc<Hca>,
         dma: &dma::Device,
         name: Option<&CStr>,
-        namespace: Option<&ib::Namespace>,
+        namespace: Option<ib::Namespace>,
     ) -> Result<Self> {
         let config = ib::Config {
             namespace,
@@ -127,7 +127,7 @@ impl Active {
             num_comp_vectors: hca.num_comp_vectors(),
             has_pma: hca.config().has_counters,
         };
-        let ibdev = ib::UnregisteredDevice::new(hca.clone(), hca.objects().clone(), &config)?;
+        let ibdev = ib::UnregisteredDevice::new(hca.clone(), hca.objects().clone(), config)?;
         let pairing = port::Pairing::new(ibdev.clone(), transport.clone());
         // The notifier looks at the interfaces that exist: the RDMA core needs to know the paired one before the device
         // is registered.
@@ -409,7 +409,7 @@ impl Service {
             state.name = active.end(&self.transport).name().ok();
         }
         state.waits_since = None;
-        let (name, namespace) = (state.name.as_deref(), namespace.as_ref());
+        let name = state.name.as_deref();
         match Active::new(&self.transport, &hca, &dma, name, namespace) {
             Ok(active) => {
                 state.active = Some(active);

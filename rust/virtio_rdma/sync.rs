@@ -140,6 +140,12 @@ impl Completion {
         unsafe { bindings::complete_all(self.inner.get()) }
     }
 
+    /// Returns whether [`Self::complete_all`] was called: what its caller did before is visible then. Any context.
+    pub(crate) fn is_complete(&self) -> bool {
+        // SAFETY: `inner` is initialised.
+        unsafe { bindings::completion_done(self.inner.get()) }
+    }
+
     /// Waits until the completion is complete. Sleeps, uninterruptibly.
     pub(crate) fn wait(&self) {
         // SAFETY: `inner` is initialised.

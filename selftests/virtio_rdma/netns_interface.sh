@@ -55,7 +55,7 @@ connects()
 names() { ip netns attach "$HOME_NS" 1 && ip netns add "$NS"; }
 moves_alone() { ip link set "$NETDEV" netns "$NS" && up inside here && connects inside; }
 comes_back() { inside ip link set "$NETDEV" netns "$HOME_NS" && up here here && connects here; }
-exclusive() { rdma system set netns exclusive; }
+exclusive_mode() { wait_for rdma system set netns exclusive 2>/dev/null; }
 both_move()
 {
 	rdma dev set "$DEVICE" netns "$NS" && ip link set "$NETDEV" netns "$NS" && up inside inside && connects inside
@@ -74,13 +74,13 @@ namespace_ends()
 shared() { ip netns del "$HOME_NS" && wait_for rdma system set netns shared 2>/dev/null; }
 
 ktap_print_header
-ktap_set_plan 8
+ktap_set_plan 9
 ktap_test_result "names" names
 ktap_test_result "interface_moves" moves_alone
 ktap_test_result "interface_comes_back" comes_back
 # The mode changes only while there is no other namespace.
 ip netns del "$NS"
-wait_for exclusive 2>/dev/null
+ktap_test_result "exclusive_mode" exclusive_mode
 ip netns add "$NS"
 ktap_test_result "both_move" both_move
 ktap_test_result "both_come_back" both_come_back

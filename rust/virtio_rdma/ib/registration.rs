@@ -26,13 +26,24 @@ use core::{
 use kernel::{
     device,
     error::to_result,
+    new_mutex,
     prelude::*,
     str::CString,
-    sync::Arc, //
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// An allocated device, with owners that keep it from being freed.
-pub(crate) struct UnregisteredDevice<D: Driver>(NonNull<Device<D>>);
+#[pin_data(PinnedDrop)]
+pub(crate) struct UnregisteredDevice<D: Driver> {
+    dev: NonNull<Device<D>>,
+    /// The namespace that the device is allocated in. Once the device is registered, the core moves it out of a
+    /// namespace that ends; before that, this keeps the namespace.
+    #[pin]
+    namespace: Mutex<Option<Namespace>>,
+}
 
 // SAFETY: It is a reference to a `Device`.
 unsafe impl<D: Driver> Send for UnregisteredDevice<D> {}
@@ -58,7 +69,8 @@ impl Namespace {
         }
     }
 
-    fn as_raw(this: Option<&Self>) -> *mut bindings::net {
+    /// Returns this namespace, or else the initial one, which lives for ever.
+    fn or_initial(this: Option<&Self>) -> *mut bindings::net {
         this.map_or(&raw mut bindings::init_net, |this| this.0.as_ptr())
     }
 }
@@ -73,7 +85,7 @@ impl Drop for Namespace {
 /// What a device is created with.
 pub(crate) struct Config<'a> {
     /// The network namespace in which the device is, if namespaces are in exclusive mode; `None` for the initial one.
-    pub(crate) namespace: Option<&'a Namespace>,
+    pub(crate) namespace: Option<Namespace>,
     /// The device in sysfs below which this one stands.
     pub(crate) parent: &'a device::Device,
     /// The GUID of the node, in network order.
@@ -85,8 +97,7 @@ pub(crate) struct Config<'a> {
 }
 
 impl<D: Driver> UnregisteredDevice<D> {
-    /// Allocates a device, whose objects will be in `handles`. The namespace of `config` must stay until the device is
-    /// registered. May sleep.
+    /// Allocates a device, whose objects will be in `handles`. May sleep.
     ///
     /// # Errors
     ///
@@ -94,7 +105,7 @@ impl<D: Driver> UnregisteredDevice<D> {
     pub(crate) fn new(
         data: Arc<D>,
         handles: Arc<Handles<D>>,
-        config: &Config<'_>,
+        config: Config<'_>,
     ) -> Result<Arc<Self>> {
         let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
         // SAFETY: The function has no requirements.
@@ -105,10 +116,10 @@ impl<D: Driver> UnregisteredDevice<D> {
             ops.process_mad = None;
         }
 
-        // SAFETY: The namespace is valid, and the size covers `struct ib_device`.
-        let raw = unsafe {
-            bindings::_ib_alloc_device(size_of::<Device<D>>(), Namespace::as_raw(config.namespace))
-        };
+        let namespace = Namespace::or_initial(config.namespace.as_ref());
+        // SAFETY: The size covers `struct ib_device`. The namespace is valid, and stays until the device is registered
+        // or freed, because the result keeps `config.namespace` for so long.
+        let raw = unsafe { bindings::_ib_alloc_device(size_of::<Device<D>>(), namespace) };
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
 
         // SAFETY: `dev` is valid, its Rust members not yet initialised, and nobody else knows of it. The
@@ -126,7 +137,13 @@ impl<D: Driver> UnregisteredDevice<D> {
             (*(&raw mut (*raw).__bindgen_anon_1).cast::<bindings::device>()).parent =
                 dma::device_as_raw(config.parent);
         }
-        Ok(Arc::new(Self(dev), GFP_KERNEL)?)
+        Arc::pin_init(
+            pin_init!(Self {
+                dev,
+                namespace <- new_mutex!(config.namespace),
+            }),
+            GFP_KERNEL,
+        )
     }
 }
 
@@ -149,18 +166,19 @@ impl<D: Driver> Deref for UnregisteredDevice<D> {
 
     fn deref(&self) -> &Device<D> {
         // SAFETY: The device is valid until `drop`.
-        unsafe { self.0.as_ref() }
+        unsafe { self.dev.as_ref() }
     }
 }
 
-impl<D: Driver> Drop for UnregisteredDevice<D> {
-    fn drop(&mut self) {
+#[pinned_drop]
+impl<D: Driver> PinnedDrop for UnregisteredDevice<D> {
+    fn drop(self: Pin<&mut Self>) {
         // SAFETY: The device is not registered (any more), so no operation uses `data` or `handles`, and
         // this is its last user.
         unsafe {
-            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).data);
-            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).handles);
-            bindings::ib_dealloc_device(self.0.as_ptr().cast());
+            ptr::drop_in_place(&raw mut (*self.dev.as_ptr()).data);
+            ptr::drop_in_place(&raw mut (*self.dev.as_ptr()).handles);
+            bindings::ib_dealloc_device(self.dev.as_ptr().cast());
         }
     }
 }
@@ -191,6 +209,7 @@ impl<D: Driver> Registration<D> {
                 dma.as_raw(),
             )
         })?;
+        *dev.namespace.lock() = None;
         let this = Self(dev);
         // SAFETY: `drop` takes it out.
         unsafe { this.0.handles().device.publish(DEVICE, &this.0)? };

@@ -37,6 +37,9 @@ F_RINGS, F_ORDER_PLATFORM = 2, 36
 # virtio_uml takes the end of the file of interrupts for an interrupt, over and over, and warns of each. It warns again
 # of each queue that it tells a dead device to disable.
 DEAD_TRANSPORT = re.compile(r"WARNING: arch/um/drivers/virtio_uml\.c:\d+ at vu_(interrupt|del_vqs)\+")
+# The virtio core warns of a device whose status is not 0 when its driver is gone. That of a device that is not there
+# reads as ones.
+ABSENT_DEVICE = re.compile(r"WARNING: drivers/virtio/virtio\.c:\d+ at virtio_dev_remove\+")
 
 both_paths = pytest.mark.parametrize("path", ["rings", "virtqueues"], indirect=True, scope="class")
 only = pytest.mark.only
@@ -290,3 +293,30 @@ class TestDeviceDies:
         for guest in network.guests:
             networks.restart(network, guest)
         networks.data_flows(results, network, "two guests and another device")
+
+
+def is_of_absent_device(_guest, line):
+    """Returns whether a line of a kernel log is a report of the virtio core about a device that is not there."""
+    return bool(ABSENT_DEVICE.search(line))
+
+
+@network("a device that is gone", guests=2, known=is_of_absent_device)
+@only(lambda where: where.platform.vmm == "qemu" and not where.platform.is_slow)
+class TestDeviceGone:
+    """The device's process is killed and never comes back. QEMU lets its guests go on, whose driver reads all
+    registers of the device as ones."""
+
+    def test_module_unloads(self, network, results):
+        network.daemon.kill()
+        network.daemon.wait()
+        status, text = network.guests[0].run("rmmod virtio_rdma", timeout=HANG_SECONDS)
+        if status:
+            results.note(text)
+        results.result("the module unloads from a device that is gone", status == 0)
+
+    def test_powers_off(self, network, results):
+        guest = network.guests[1]
+        guest.agent.send(end="off")
+        results.result("a guest whose device is gone powers off", guest.process.wait(HANG_SECONDS) == 0)
+        # The daemon of a network is alive when the network is judged.
+        network.start_daemon()
