@@ -300,23 +300,49 @@ def is_of_absent_device(_guest, line):
     return bool(ABSENT_DEVICE.search(line))
 
 
-@network("a device that is gone", guests=2, known=is_of_absent_device)
+@network("a device that is gone", guests=4, known=is_of_absent_device)
 @only(lambda where: where.platform.vmm == "qemu" and not where.platform.is_slow)
 class TestDeviceGone:
     """The device's process is killed and never comes back. QEMU lets its guests go on, whose driver reads all
-    registers of the device as ones."""
+    registers of the device as ones. Each guest ends its use of the device in another way."""
+
+    UNBIND = "cd /sys/bus/virtio/drivers/virtio_rdma && for device in virtio*; do echo $device >unbind || exit 1; done"
+    # All but the last steps of going to sleep, which takes no wake-up.
+    SLEEP = "echo devices >/sys/power/pm_test && echo freeze >/sys/power/state"
 
     def test_module_unloads(self, network, results):
         network.daemon.kill()
         network.daemon.wait()
-        status, text = network.guests[0].run("rmmod virtio_rdma", timeout=HANG_SECONDS)
-        if status:
-            results.note(text)
-        results.result("the module unloads from a device that is gone", status == 0)
+        self.does(results, network.guests[0], "rmmod virtio_rdma", "the module unloads from a device that is gone")
+
+    def test_unbinds(self, network, results):
+        self.does(results, network.guests[1], self.UNBIND, "a device that is gone is unbound")
+
+    def test_does_not_sleep(self, network, results):
+        """The machine does not sleep with the device, and says so at once."""
+        status, text = network.guests[2].run(self.SLEEP, timeout=HANG_SECONDS)
+        results.note(text)
+        results.result("a guest whose device is gone does not sleep", status != 0)
+
+    def test_reboots(self, network, results):
+        """The guest resets its machine. That ends QEMU, which cannot tell the device of its memory."""
+        guest = network.guests[2]
+        guest.agent.send(end="reboot")
+        guest.process.wait(HANG_SECONDS)
+        with open(guest.log, encoding="utf-8", errors="replace") as file:
+            results.result("a guest whose device is gone reboots", "vfio_user_device_reset: " in file.read())
 
     def test_powers_off(self, network, results):
-        guest = network.guests[1]
+        guest = network.guests[3]
         guest.agent.send(end="off")
         results.result("a guest whose device is gone powers off", guest.process.wait(HANG_SECONDS) == 0)
         # The daemon of a network is alive when the network is judged.
         network.start_daemon()
+
+    @staticmethod
+    def does(results, guest, command, name):
+        """Reports whether a command succeeds in a guest."""
+        status, text = guest.run(command, timeout=HANG_SECONDS)
+        if status:
+            results.note(text)
+        results.result(name, status == 0)
