@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::base::address::Address;
 use crate::base::host::{Clock, SystemClock, Uplink};
 use crate::config::DeviceConfig;
 use crate::device::Device;
@@ -62,6 +63,15 @@ impl Fabric {
     /// the address of a guest.
     pub fn has_destination(&self, frame: &[u8]) -> bool {
         inbox::has_destination(&self.network, frame)
+    }
+
+    /// Returns whether a frame that the guest with this MAC address sent by its own interface may go to devices. A
+    /// packet of RoCE v2 may if it comes from an address that is listed for the guest or made from its MAC address:
+    /// another one may be that of a peer, for whom the guest must not speak. Any other frame is none for devices.
+    pub fn may_send(&self, mac: [u8; 6], frame: &[u8]) -> bool {
+        // A tag with the number 0 tells of a priority alone.
+        let address = |gid, vlan: Option<u16>| Address { gid, vlan: vlan.filter(|it| *it != 0) };
+        roce::source(frame).is_none_or(|(gid, vlan)| self.network.is_of(mac, &address(gid, vlan)))
     }
 
     /// Adds a guest's device. It leaves when the last handle to it is dropped.

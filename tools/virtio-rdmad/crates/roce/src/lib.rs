@@ -58,7 +58,7 @@ pub use imm::ImmDt;
 pub use ip::{Ecn, FlowLabel, Ip, Ipv4, Ipv6};
 pub use malformed::Malformed;
 pub use opcode::{Opcode, Operation, Position, Service};
-pub use packet::{decode, destination, encode, encode_with, Headers, Packet, Unencodable};
+pub use packet::{decode, destination, encode, encode_with, source, Headers, Packet, Unencodable};
 pub use psn::Psn;
 pub use qpn::Qpn;
 pub use reth::Reth;

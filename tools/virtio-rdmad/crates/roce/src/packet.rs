@@ -91,6 +91,17 @@ pub enum Unencodable {
 /// frame is a packet of RoCE v2 as far as its headers up to UDP tell; no checksum of the packet is
 /// looked at.
 pub fn destination(frame: &[u8]) -> Option<(Gid, Option<u16>)> {
+    take_up_to_udp(frame).map(|(ip, vlan)| (ip.destination_gid(), vlan))
+}
+
+/// Returns the GID that a frame says that it comes from, and the VLAN that it is in, under the conditions of
+/// [`destination`].
+pub fn source(frame: &[u8]) -> Option<(Gid, Option<u16>)> {
+    take_up_to_udp(frame).map(|(ip, vlan)| (ip.source_gid(), vlan))
+}
+
+/// Reads the headers of a packet of RoCE v2 up to UDP.
+fn take_up_to_udp(frame: &[u8]) -> Option<(Ip, Option<u16>)> {
     let mut rest = frame;
     let (ethernet, kind) = Ethernet::take(&mut rest).ok()?;
     let ip = match kind {
@@ -99,7 +110,7 @@ pub fn destination(frame: &[u8]) -> Option<(Gid, Option<u16>)> {
         _ => return None,
     };
     udp::take(&mut rest).ok()?;
-    Some((ip.destination_gid(), ethernet.vlan_id()))
+    Some((ip, ethernet.vlan_id()))
 }
 
 /// Reads a frame, which begins with its Ethernet header and has no frame check sequence. Everything that

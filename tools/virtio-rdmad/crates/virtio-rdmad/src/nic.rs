@@ -66,6 +66,8 @@ engine::counted! {
         RxFrames = "rx_frames",
         /// A frame was dropped: its source is not the guest's MAC address.
         RxSpoofed = "rx_spoofed",
+        /// A packet of RoCE v2 was dropped: its source is no address of the guest.
+        RxForged = "rx_forged",
         /// A frame was dropped: it has no Ethernet header, or is too long.
         RxMalformed = "rx_malformed",
         /// A frame was dropped: the guest sends too many to groups.

@@ -178,9 +178,14 @@ impl Switch {
         if forwarding::is_group(destination) && !floods.take(Instant::now()) {
             return nic.count(Event::RxStorm);
         }
+        let is_for_group = forwarding::is_group(destination);
+        let is_for_device = !is_for_group && fabric.has_destination(frame);
+        if (is_for_device || is_for_group) && !fabric.may_send(nic.mac, frame) {
+            return nic.count(Event::RxForged);
+        }
         nic.count(Event::RxFrames);
         let is_taken = fabric.receive(frame, 0);
-        if !forwarding::is_group(destination) && (is_taken || fabric.has_destination(frame)) {
+        if !is_for_group && (is_taken || is_for_device) {
             return;
         }
         if self.give_to_nics(frame, Origin::Nic(index)) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use abi::*;
 
+use super::cable;
 use super::driver::*;
 use crate::{AddressRights, Counter, DevicePolicy, Gid, GidPrefix, VlanList};
 
@@ -118,4 +119,54 @@ pub fn vlans_are_listed() {
     assert_eq!(guest.add_gid(0, gid(1), 0), REFUSED);
     assert_eq!(guest.add_vlan_gid(0, own(1, LINK_LOCAL), 6), REFUSED);
     assert_eq!(guest.add_vlan_gid(0, own(1, LINK_LOCAL), 7), Ok(()));
+}
+
+/// Returns a packet of RoCE v2 whose IPv4 header says that it comes from 10.0.0.`from`, or one whose IPv6 header has
+/// this GID.
+fn packet(from: [u8; 2], gid: Option<Gid>) -> Vec<u8> {
+    let send = roce::Opcode::new(roce::Service::Rc, roce::Operation::Send, roce::Position::Only);
+    let mut headers = cable::headers(from, send.unwrap(), 5);
+    if let Some(gid) = gid {
+        headers.ip = roce::Ip::V6(roce::Ipv6 {
+            traffic_class: 0,
+            flow_label: roce::FlowLabel::default(),
+            hop_limit: 64,
+            source: gid.into(),
+            destination: own(2, LINK_LOCAL).into(),
+        });
+    }
+    let mut frame = vec![0; 256];
+    let len = roce::encode(&headers, &[7; 8], &mut frame).unwrap();
+    frame.truncate(len);
+    frame
+}
+
+/// What a guest sends by its own interface may go to devices if its source is an address of the guest: no guest
+/// speaks for a peer of its neighbours.
+#[test]
+pub fn an_interface_speaks_for_its_guest_alone() {
+    let (fabric, clock) = fabric();
+    let guest = |number, addresses| {
+        let policy = DevicePolicy { addresses, ..DevicePolicy::default() };
+        let setup = Setup { policy, ..Setup::default() };
+        Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup)
+    };
+    let mac = |number| [0x52, 0x54, 0, 0, 0, number];
+    let _guests =
+        [guest(1, AddressRights::default()), guest(2, listed(&[(gid(2), 128), (gid(60), 126)]))];
+
+    // Nothing is listed for guest 1: only what is made from its MAC address is known to be its own.
+    for prefix in [LINK_LOCAL, GLOBAL] {
+        assert!(fabric.may_send(mac(1), &packet([1, 2], Some(own(1, prefix)))));
+        assert!(!fabric.may_send(mac(1), &packet([1, 2], Some(own(2, prefix)))), "its neighbour's");
+        assert!(!fabric.may_send(mac(1), &packet([1, 2], Some(own(9, prefix)))), "a stranger's");
+    }
+    assert!(!fabric.may_send(mac(1), &packet([9, 2], None)), "a peer's");
+    // Guest 2 has a list.
+    assert!(fabric.may_send(mac(2), &packet([61, 1], None)));
+    assert!(!fabric.may_send(mac(2), &packet([64, 1], None)), "beyond its list");
+    assert!(fabric.may_send(mac(2), &packet([1, 1], Some(own(2, LINK_LOCAL)))));
+    assert!(!fabric.may_send(mac(9), &packet([61, 1], None)), "no guest's interface");
+    // What is no packet of RoCE v2 is no matter of devices.
+    assert!(fabric.may_send(mac(1), &[0; 60]));
 }

@@ -119,6 +119,15 @@ impl<D> Network<D> {
         rights.may_use(address) && (rights.owns(&address.gid) || !devices.iter().any(is_others))
     }
 
+    /// Returns whether an address is named as one of the guest with this MAC address, whether its device uses it at
+    /// present or not.
+    pub fn is_of(&self, mac: [u8; 6], address: &Address) -> bool {
+        let devices = read(&self.devices);
+        devices
+            .iter()
+            .any(|(device, rights)| device.strong_count() != 0 && rights.name(mac, address))
+    }
+
     /// Returns the device that has an address.
     pub fn find(&self, address: &Address) -> Option<Arc<D>> {
         read(&self.owners).get(address)?.device.upgrade()

@@ -99,6 +99,14 @@ impl Rights {
             && self.listed.vlans.as_ref().is_none_or(|vlans| vlans.contains(address.vlan))
     }
 
+    /// Returns whether these are the rights of the guest with this MAC address, and they name an address as the guest's:
+    /// its list has it, or it is made from the MAC address.
+    pub fn name(&self, mac: [u8; 6], address: &Address) -> bool {
+        self.interface == Some(guid(mac))
+            && self.may_use(address)
+            && (self.listed.gids.is_some() || self.owns(&address.gid))
+    }
+
     /// Returns whether a GID is this guest's and nobody else's, present or not: it is made from the guest's
     /// MAC address, or listed for the guest by itself.
     pub fn owns(&self, gid: &Gid) -> bool {

@@ -34,6 +34,29 @@ fn frame(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from[..], &[0x88, 0xb5], payload].concat()
 }
 
+/// Returns a packet of RoCE v2 from one guest to another one, from an IP address that is no guest's.
+fn roce_frame(to: Mac, from: Mac) -> Vec<u8> {
+    let send = roce::Opcode::new(roce::Service::Rc, roce::Operation::Send, roce::Position::Only);
+    let headers = roce::Headers {
+        ethernet: roce::Ethernet { destination: to, source: from, vlan: None },
+        ip: roce::Ip::V4(roce::Ipv4 {
+            traffic_class: 0,
+            identification: 0,
+            dont_fragment: true,
+            hop_limit: 64,
+            source: [192, 0, 2, 1].into(),
+            destination: [224, 0, 0, 1].into(),
+        }),
+        source_port: 0xc000,
+        bth: roce::Bth::new(send.unwrap(), roce::Qpn::new(5).unwrap(), roce::Psn::new(0)),
+        extended: roce::ExtendedHeaders::default(),
+    };
+    let mut frame = vec![0; 256];
+    let len = roce::encode(&headers, b"forged", &mut frame).unwrap();
+    frame.truncate(len);
+    frame
+}
+
 /// Makes the interface of a guest, with a socket in this directory.
 fn open(directory: &Path, guest: usize, framing: Framing) -> Nic {
     let socket = Socket::bind(&directory.join(guest.to_string()), framing.kind()).unwrap();
@@ -176,6 +199,7 @@ fn what_a_guest_must_not_send_is_dropped_and_counted() {
         vmms[0].send(&frame([0xff; 6], mac(1), b"spoofed"));
         vmms[0].send(&frame(mac(9), mac(0), b"to nobody"));
         vmms[0].send(&frame(mac(0), mac(0), b"to itself"));
+        vmms[0].send(&roce_frame([0x01, 0, 0x5e, 0, 0, 1], mac(0)));
         if framing == Framing::Packets {
             vmms[0].send(b"no header");
         }
@@ -183,6 +207,7 @@ fn what_a_guest_must_not_send_is_dropped_and_counted() {
         vmms[0].send(&good);
         assert_eq!(vmms[1].receive(), good);
         assert_eq!((running.count(0, "rx_spoofed"), running.count(0, "rx_unknown")), (2, 1));
+        assert_eq!(running.count(0, "rx_forged"), 1);
         assert_eq!(running.count(0, "rx_malformed"), u64::from(framing == Framing::Packets));
     }
 }

@@ -42,7 +42,7 @@ fn find(network: &Network<Hca>, gid: Gid, vlan: Option<u16>, frame: &[u8]) -> Op
 
 /// Returns whether a guest has the address that a frame is sent to, as [`crate::Fabric::has_destination`].
 pub(crate) fn has_destination(network: &Network<Hca>, frame: &[u8]) -> bool {
-    roce::destination(frame).is_some_and(|(gid, vlan)| network.has(&Address { gid, vlan }))
+    roce::destination(frame).is_some_and(|(gid, vlan)| find(network, gid, vlan, frame).is_some())
 }
 
 /// Puts a frame into the inbox of each guest in its VLAN that has a QP in this multicast group. Returns whether
