@@ -4,6 +4,7 @@ the programs of the managers are scripts here, which write down how they are cal
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import xml.etree.ElementTree as ET
@@ -110,10 +111,17 @@ def test_libvirt_adds_and_removes_a_guest(programs):
     removed = libvirt(programs, "release", "end", domain(GUEST))
     for done in (added, removed):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    # The group of the user may connect to the socket that this makes.
-    by = "runuser -u virtio-rdmad 0007 virtio-rdmad"
-    assert programs.calls == [f"{by} add --control {CONTROL} --guest name=vm1,{SPEC}",
-                              f"{by} remove --control {CONTROL} --drain vm1"]
+    # The group of the daemon may connect to the socket, which root has made.
+    access = "owner=virtio-rdmad:virtio-rdmad,mode=0660"
+    add, remove = programs.calls
+    assert add == f"virtio-rdmad add --control {CONTROL} --guest name=vm1,{SPEC},{access}"
+    assert re.fullmatch(f"runuser -u virtio-rdmad [0-7]+ virtio-rdmad remove --control {CONTROL} --drain vm1", remove)
+
+
+def test_libvirt_gives_a_socket_to_whom_the_domain_names(programs):
+    done = libvirt(programs, "prepare", "begin", domain(GUEST.replace("mac=", "owner=vm1,mode=0600,mac=")))
+    spec = SPEC.replace("mac=", "owner=vm1,mode=0600,mac=")
+    assert (done.returncode, programs.calls) == (0, [f"virtio-rdmad add --control {CONTROL} --guest name=vm1,{spec}"])
 
 
 @pytest.mark.parametrize(("operation", "part"), [("prepare", "begin"), ("release", "end")])

@@ -10,7 +10,7 @@ use crate::call::call_with;
 use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
 use crate::nic::Framing;
 use crate::options::{AddOptions, GuestSpec, RemoveOptions};
-use crate::socket::{Kind, Socket};
+use crate::socket::{remove_socket, Kind, Socket};
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
@@ -24,9 +24,9 @@ pub fn add_to(
     guest: &GuestSpec,
     is_in_file: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let mut sockets = vec![Socket::bind(&guest.path, Kind::Stream)?];
+    let mut sockets = vec![Socket::bind(&guest.path, Kind::Stream, &guest.access)?];
     if let Some(path) = &guest.nic {
-        sockets.push(Socket::bind(path, Framing::of(guest.transport).kind())?);
+        sockets.push(Socket::bind(path, Framing::of(guest.transport).kind(), &guest.access)?);
     }
     let parameters = json!({ "spec": guest.text, "in_file": is_in_file });
     let listeners: Vec<_> = sockets.iter().map(|socket| socket.listener().as_fd()).collect();
@@ -53,9 +53,10 @@ pub fn remove_from(
     let parameters = json!({ "name": name, "drain": drain });
     let answer = call_with(control, REMOVE_GUEST, Some(parameters), &[])?;
     let RemoveReply { socket, nic, removed } = serde_json::from_value(answer)?;
-    // Nobody listens there any more, or will when the VMM has left.
+    // Nobody listens there any more, or will when the VMM has left. The caller may have more rights than the process,
+    // which a guest may have taken over: what it names is removed only if it is a socket.
     for socket in std::iter::once(socket).chain(nic) {
-        if let Err(error) = std::fs::remove_file(Path::new(&socket)) {
+        if let Err(error) = remove_socket(Path::new(&socket)) {
             eprintln!("virtio-rdmad: {socket}: {error}");
         }
     }

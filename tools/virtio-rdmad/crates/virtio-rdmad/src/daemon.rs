@@ -20,6 +20,7 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::access::Access;
 use crate::balance::Balance;
 use crate::control::{self, Surveyed};
 use crate::crew::{Assigned, Crew, NotPrepared, Resumed};
@@ -109,8 +110,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     check_signals();
     // Signals are caught from here on, so that no socket stays behind.
     let signals = signals()?;
-    let control =
-        options.control.as_deref().map(|path| Socket::bind(path, Kind::Stream)).transpose()?;
+    let control = options
+        .control
+        .as_deref()
+        .map(|path| Socket::bind(path, Kind::Stream, &Access::default()))
+        .transpose()?;
     let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
         .map(|_| WorkerHandle::new())
         .collect::<Result<_, _>>()
@@ -330,7 +334,8 @@ fn nics(options: &Options) -> Result<HashMap<String, Vec<Nic>>, DaemonError> {
     for spec in &options.guests {
         let (Some(path), Some(mac)) = (&spec.nic, spec.mac) else { continue };
         let framing = Framing::of(spec.transport);
-        let nic = Nic::new(&spec.name, mac, framing, Socket::bind(path, framing.kind())?);
+        let socket = Socket::bind(path, framing.kind(), &spec.access)?;
+        let nic = Nic::new(&spec.name, mac, framing, socket);
         nics.entry(spec.network.clone()).or_default().push(nic);
     }
     Ok(nics)
@@ -410,7 +415,7 @@ fn add_guests(
 ) -> Result<Added, DaemonError> {
     let mut added = Added::default();
     for spec in &options.guests {
-        let socket = Socket::bind(&spec.path, Kind::Stream)?;
+        let socket = Socket::bind(&spec.path, Kind::Stream, &spec.access)?;
         // Half of the memory that can be mapped is left for guests that come later.
         let memory = Policy::of_one_of(2 * options.guests.len());
         let left = inherited.remove(&spec.name);

@@ -145,7 +145,12 @@ impl Arriving {
     pub fn at(path: &std::path::Path, name: &str) -> Self {
         Self {
             spec: format!("name={name},vhost-user={}", path.display()).parse().unwrap(),
-            socket: Socket::bind(path, crate::socket::Kind::Stream).unwrap(),
+            socket: Socket::bind(
+                path,
+                crate::socket::Kind::Stream,
+                &crate::access::Access::default(),
+            )
+            .unwrap(),
             nic: None,
             memory: Policy::default(),
             kept: None,

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod add_remove;
 mod backend;
 mod balance;

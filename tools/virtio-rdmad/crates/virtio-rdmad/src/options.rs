@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::{DevicePolicy, Limits};
 use rustix::thread::CpuSet;
 
+use crate::access::Access;
 use crate::config_file::ConfigFile;
 use crate::guest::Origin;
 use crate::handover::supervisor::SupervisorOptions;
@@ -40,6 +41,8 @@ pub struct Options {
     ///   mac=MAC           MAC address of the network interface to pair the device with
     ///   network=NAME      network that the guest is in (default: default)
     ///   nic=PATH          socket for the guest's network interface, which has the address mac=
+    ///   owner=USER:GROUP  owner of the sockets, by name or number (default: who makes them)
+    ///   mode=MODE         permissions of the sockets, such as 0660 (default: by the umask)
     ///   gid=LIST          addresses that it may use (default: all but those of other guests)
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
@@ -459,6 +462,8 @@ pub struct GuestSpec {
     pub network: String,
     /// The path of the socket of its network interface, which has the MAC address above.
     pub nic: Option<PathBuf>,
+    /// Who may connect to these sockets.
+    pub access: Access,
     /// What its device can have.
     pub limits: Limits,
     /// What it may do, which may change while it is there.
@@ -476,7 +481,9 @@ impl GuestSpec {
 
     /// Returns whether the guest is the same as by another specification, but for its policy.
     pub fn is_same_but_policy(&self, other: &Self) -> bool {
-        let rest = |spec: &Self| (spec.path.clone(), spec.network.clone(), spec.nic.clone());
+        let rest = |spec: &Self| {
+            (spec.path.clone(), spec.network.clone(), spec.nic.clone(), spec.access.clone())
+        };
         self.is_same_device(other) && rest(self) == rest(other)
     }
 
@@ -527,6 +534,8 @@ pub const KEYS: &[&str] = &[
     "mac",
     "network",
     "nic",
+    "owner",
+    "mode",
     "rings",
     "vectors",
     "max-qp",
@@ -562,6 +571,7 @@ impl FromStr for GuestSpec {
             mac,
             network: list.get("network").unwrap_or("default").to_owned(),
             nic: nic.map(PathBuf::from),
+            access: Access::read(&list)?,
             limits: limits_of(&list, transport)?,
             policy: policy::read(&list)?,
             rings: switch(&list, "rings", true)?,

@@ -16,6 +16,8 @@ use rustix::net::{
     bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use crate::access::Access;
+
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 16;
 
@@ -43,16 +45,12 @@ pub struct Socket {
 impl Socket {
     /// Makes the socket. A socket that an earlier process left at this path is replaced. It is an error
     /// if a process still listens there, or if the file is not a socket.
-    pub fn bind(path: &Path, kind: Kind) -> Result<Self, Error> {
+    pub fn bind(path: &Path, kind: Kind, access: &Access) -> Result<Self, Error> {
         let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
         // Until this one listens, another process would take it for one that was left behind.
         let _lock = lock_directory(path).map_err(named)?;
         remove_stale(path).map_err(named)?;
-        let listener = match kind {
-            Kind::Stream => UnixListener::bind(path),
-            Kind::Packets => listen_for_packets(path),
-        };
-        let listener = listener.map_err(named)?;
+        let listener = listen_at(path, kind, access).map_err(named)?;
         listener.set_nonblocking(true).map_err(named)?;
         let name = Name::of(path).map_err(named)?;
         Ok(Self { listener, name: Some(name) })
@@ -117,12 +115,15 @@ impl Drop for Socket {
     }
 }
 
-/// Makes a socket of packets. The standard library has a type for streams alone, which does with any
-/// socket what it is used for here.
-fn listen_for_packets(path: &Path) -> Result<UnixListener, Error> {
-    let socket =
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
+/// Makes a socket that listens. The standard library has a type for streams alone, which does with any socket what it is
+/// used for here.
+fn listen_at(path: &Path, kind: Kind, access: &Access) -> Result<UnixListener, Error> {
+    let kind = match kind {
+        Kind::Stream => SocketType::STREAM,
+        Kind::Packets => SocketType::SEQPACKET,
+    };
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    access.bind(&socket, path)?;
     listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
@@ -174,15 +175,29 @@ fn lock_directory(path: &Path) -> Result<File, Error> {
     }
 }
 
+/// Removes the file of a socket.
+///
+/// # Errors
+///
+/// There is no file, or it is no socket. It stays.
+pub fn remove_socket(path: &Path) -> Result<(), Error> {
+    require_socket(path)?;
+    std::fs::remove_file(path)
+}
+
+/// Refuses a file that is no socket.
+fn require_socket(path: &Path) -> Result<(), Error> {
+    if std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::AlreadyExists, "exists and is no socket"))
+}
+
 /// Removes a socket that no process listens on.
 fn remove_stale(path: &Path) -> Result<(), Error> {
-    match std::fs::symlink_metadata(path) {
+    match require_socket(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-        Ok(metadata) if !metadata.file_type().is_socket() => {
-            return Err(Error::new(ErrorKind::AlreadyExists, "exists and is no socket"));
-        }
-        Ok(_) => {}
+        required => required?,
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path),
@@ -194,11 +209,16 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_values::KeyValues;
 
     fn directory(name: &str) -> PathBuf {
         let directory = std::env::temp_dir().join(format!("rdmad-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         directory
+    }
+
+    fn bind_at(path: &Path) -> Result<Socket, Error> {
+        Socket::bind(path, Kind::Stream, &Access::default())
     }
 
     /// Of several processes that want a socket at one path, one has it, and its file stays there.
@@ -208,7 +228,7 @@ mod tests {
         let path = directory.join("a");
         for _ in 0..50 {
             drop(UnixListener::bind(&path).unwrap());
-            let bind = || Socket::bind(&path, Kind::Stream);
+            let bind = || bind_at(&path);
             let sockets = std::thread::scope(|scope| {
                 let threads = [(); 4].map(|()| scope.spawn(bind));
                 threads.map(|thread| thread.join().unwrap())
@@ -223,22 +243,53 @@ mod tests {
     fn files_come_and_go() {
         let directory = directory("socket");
         let path = directory.join("a");
-        let socket = Socket::bind(&path, Kind::Stream).unwrap();
+        let socket = bind_at(&path).unwrap();
         assert!(socket.accept().unwrap().is_none());
         let _client = UnixStream::connect(&path).unwrap();
         assert!(socket.accept().unwrap().is_some());
-        assert_eq!(Socket::bind(&path, Kind::Stream).unwrap_err().kind(), ErrorKind::AddrInUse);
+        assert_eq!(bind_at(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(socket);
         assert!(!path.exists());
 
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "nobody listens, but the file is there");
-        let socket = Socket::bind(&path, Kind::Stream).unwrap();
+        let socket = bind_at(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "somebody else's").unwrap();
         drop(socket);
         assert!(path.exists());
-        assert_eq!(Socket::bind(&path, Kind::Stream).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(bind_at(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+    #[test]
+    fn only_sockets_are_removed() {
+        let directory = directory("sockets");
+        let (path, link) = (directory.join("a"), directory.join("b"));
+        assert_eq!(remove_socket(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        drop(UnixListener::bind(&path).unwrap());
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert_eq!(remove_socket(&link).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        remove_socket(&path).unwrap();
+        std::fs::write(&path, "somebody else's").unwrap();
+        assert_eq!(remove_socket(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert!(path.exists());
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    /// The file has the owner and the permissions that are asked for, whatever the umask.
+    #[test]
+    fn files_have_the_access_that_is_asked_for() {
+        let directory = directory("access");
+        let path = directory.join("a");
+        let me = std::fs::metadata(&directory).unwrap();
+        for (kind, mode) in [(Kind::Stream, 0o666), (Kind::Packets, 0o600), (Kind::Stream, 0)] {
+            let list = format!("owner={}:{},mode={mode:o}", me.uid(), me.gid());
+            let list = KeyValues::read(&list, &["owner", "mode"], &[]).unwrap();
+            let socket = Socket::bind(&path, kind, &Access::read(&list).unwrap()).unwrap();
+            let file = std::fs::symlink_metadata(&path).unwrap();
+            assert_eq!((file.mode() & 0o7777, file.uid(), file.gid()), (mode, me.uid(), me.gid()));
+            drop(socket);
+        }
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -11,6 +11,7 @@ use forwarding::Mac;
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::*;
+use crate::access::Access;
 use crate::nic::Framing;
 use crate::socket::Socket;
 
@@ -59,7 +60,9 @@ fn roce_frame(to: Mac, from: Mac) -> Vec<u8> {
 
 /// Makes the interface of a guest, with a socket in this directory.
 fn open(directory: &Path, guest: usize, framing: Framing) -> Nic {
-    let socket = Socket::bind(&directory.join(guest.to_string()), framing.kind()).unwrap();
+    let socket =
+        Socket::bind(&directory.join(guest.to_string()), framing.kind(), &Access::default())
+            .unwrap();
     Nic::new(&guest.to_string(), mac(guest), framing, socket)
 }
 
