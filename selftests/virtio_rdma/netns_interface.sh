@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The network interface of the RDMA device moves to another network namespace and back, alone and
-# together with the RDMA device, and the namespace ends with both inside. Connections of the RDMA CM
-# carry data wherever the interface is.
+# together with the RDMA device, which fails and comes back there, and the namespace ends with both
+# inside. Connections of the RDMA CM carry data wherever the interface is.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -20,6 +20,8 @@ HOME_NS=virtio-rdma-if-home-$$
 ADDRESS=$(ip -4 -o addr show dev "$NETDEV" | awk '{ print $4; exit }')
 [ -n "$ADDRESS" ] || skip_all "$NETDEV has no IPv4 address"
 COUNT=50
+# Where a function of PCI can be reset; sysfs shows it in the namespace of the RDMA device alone.
+FUNCTION=$(pci_function)
 
 inside() { ip netns exec "$NS" "$@"; }
 
@@ -60,6 +62,16 @@ both_move()
 {
 	rdma dev set "$DEVICE" netns "$NS" && ip link set "$NETDEV" netns "$NS" && up inside inside && connects inside
 }
+# The RDMA device that comes back has another index, and is where the old one was.
+index_inside() { inside rdma dev show "$DEVICE" 2>/dev/null | sed -n 's/^\([0-9]*\):.*/\1/p'; }
+is_new_inside() { NEW=$(index_inside) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]; }
+recovers_inside()
+{
+	INDEX=$(index_inside) && [ -n "$INDEX" ] || return
+	# QEMU's port says nothing of its link, so the kernel reports an error although the reset was done.
+	echo 1 2>/dev/null >"$FUNCTION/reset"
+	! inside ibv_devinfo -d "$DEVICE" >/dev/null 2>&1 && wait_for is_new_inside && up inside inside && connects inside
+}
 both_come_back()
 {
 	inside rdma dev set "$DEVICE" netns "$HOME_NS" && inside ip link set "$NETDEV" netns "$HOME_NS" && up here here &&
@@ -74,7 +86,7 @@ namespace_ends()
 shared() { ip netns del "$HOME_NS" && wait_for rdma system set netns shared 2>/dev/null; }
 
 ktap_print_header
-ktap_set_plan 9
+ktap_set_plan 10
 ktap_test_result "names" names
 ktap_test_result "interface_moves" moves_alone
 ktap_test_result "interface_comes_back" comes_back
@@ -83,6 +95,11 @@ ip netns del "$NS"
 ktap_test_result "exclusive_mode" exclusive_mode
 ip netns add "$NS"
 ktap_test_result "both_move" both_move
+if [ -n "$FUNCTION" ] && [ -w "$FUNCTION/reset" ]; then
+	ktap_test_result "recovers_inside" recovers_inside
+else
+	ktap_test_skip "recovers_inside # no function of PCI that can be reset"
+fi
 ktap_test_result "both_come_back" both_come_back
 ktap_test_result "namespace_ends" namespace_ends
 ktap_test_result "shared_again" shared
