@@ -17,14 +17,16 @@ mod chunk;
 mod map;
 mod mapping;
 mod pages;
+mod pool;
 mod prefetch;
 mod sigbus;
 mod slice;
 mod unmap;
 
 pub use chunk::Chunk;
-pub use map::{GuestMemory, Loss, MapError, MemoryError, Policy, Region, ALL_REGIONS, MAX_REGIONS};
+pub use map::{GuestMemory, Loss, MapError, MemoryError, Region};
 pub use pages::{Pages, PAGE_SIZE};
+pub use pool::{Pool, Share, ShareError, ALL_REGIONS, GUARANTEED, MAX_REGIONS};
 pub use prefetch::prefetch;
 pub use sigbus::{losses, survive_losses};
 pub use slice::Slice;

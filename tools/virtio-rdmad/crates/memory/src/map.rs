@@ -9,44 +9,9 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mapping::Mapping;
-use crate::sigbus::{Lost, MAX_MAPPINGS};
+use crate::pool::{Place, Share, ShareError};
+use crate::sigbus::Lost;
 use crate::{Chunk, Slice};
-
-/// Most regions of all guests together: half of the mappings that a process can have, because a change of the memory
-/// map maps the new memory before the old memory is unmapped.
-pub const ALL_REGIONS: usize = MAX_MAPPINGS / 2;
-/// Most regions of one guest, however few guests there are.
-pub const MAX_REGIONS: usize = 1024;
-/// Most regions of one guest, however many guests there are.
-const MIN_REGIONS: usize = 16;
-
-/// What memory a VMM may give out.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Policy {
-    /// Most regions at a time.
-    pub max_regions: usize,
-}
-
-impl Policy {
-    /// Makes the policy for a guest that comes while so many regions are left for all guests that come: it gets half
-    /// of them at most. `None`: too few are left.
-    pub fn of_rest(left: usize) -> Option<Self> {
-        let share = (left / 2).min(MAX_REGIONS);
-        (share >= MIN_REGIONS).then_some(Self { max_regions: share })
-    }
-
-    /// Makes the policy for one of so many guests, each of which gets its share of [`ALL_REGIONS`].
-    pub fn of_one_of(guests: usize) -> Self {
-        let share = ALL_REGIONS / guests.max(1);
-        Self { max_regions: share.clamp(MIN_REGIONS, MAX_REGIONS) }
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self::of_one_of(1)
-    }
-}
 
 /// Why an access to guest memory was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -119,17 +84,15 @@ pub enum MapError {
         /// Bytes in the file.
         size: u64,
     },
-    /// There are as many already as [`Policy::max_regions`] allows.
-    #[error(
-        "region of {len} bytes at {guest_addr:#x}: there are {max} regions, which is the limit"
-    )]
+    /// The guest can have no more regions.
+    #[error("region of {len} bytes at {guest_addr:#x}: {reason}")]
     TooMany {
         /// First guest address.
         guest_addr: u64,
         /// Bytes.
         len: u64,
-        /// The limit.
-        max: usize,
+        /// The limit that is reached.
+        reason: ShareError,
     },
     /// The file is none of memfd, tmpfs or hugetlbfs.
     #[error(
@@ -209,25 +172,25 @@ impl Mapped {
 pub struct GuestMemory {
     /// The regions in the order of their addresses; no two overlap.
     regions: Arc<Vec<Mapped>>,
-    policy: Policy,
+    share: Share,
 }
 
 impl GuestMemory {
-    /// Makes a map without memory, to which regions may be added as far as `policy` allows.
-    pub fn new(policy: Policy) -> Self {
-        Self { regions: Arc::default(), policy }
+    /// Makes a map without memory, to which regions may be added as far as `share` has some.
+    pub fn new(share: Share) -> Self {
+        Self { regions: Arc::default(), share }
     }
 
-    /// Returns a map without memory and with the policy of this one.
+    /// Returns a map without memory and with the share of this one.
     #[must_use]
     pub fn cleared(&self) -> Self {
-        Self::new(self.policy)
+        Self::new(self.share.clone())
     }
 
     /// Makes memory of zeros at these ranges of `(address, length)`, for tests.
     pub fn anonymous(ranges: &[(u64, u64)]) -> Result<Self, MapError> {
         ranges.iter().try_fold(Self::default(), |memory, &(start, len)| {
-            memory.check_new(start, len, 0)?;
+            memory.check_range(start, len, 0)?;
             let bytes = to_usize(start, len)?;
             let failed =
                 |errno| MapError::Os { guest_addr: start, len, offset: 0, call: "mmap", errno };
@@ -245,8 +208,21 @@ impl GuestMemory {
     /// and ends at multiples of the file's own page size, which may be larger; nothing outside of the
     /// region is accessed.
     pub fn with_region(&self, region: &Region<'_>) -> Result<Self, MapError> {
+        let &Region { guest_addr, len, .. } = region;
+        self.check_new(region)?;
+        let refused = |reason| MapError::TooMany { guest_addr, len, reason };
+        self.map(region, self.share.take().map_err(refused)?)
+    }
+
+    /// Returns this map with one more region, which the guest has had in an earlier process. It is not refused because
+    /// there are too many. See [`Self::with_region`].
+    pub fn with_region_again(&self, region: &Region<'_>) -> Result<Self, MapError> {
+        self.check_new(region)?;
+        self.map(region, self.share.take_again())
+    }
+
+    fn map(&self, region: &Region<'_>, place: Place) -> Result<Self, MapError> {
         let &Region { guest_addr: start, len, fd, offset, writable } = region;
-        self.check_new(start, len, offset)?;
         let failed =
             |call| move |errno| MapError::Os { guest_addr: start, len, offset, call, errno };
         if !descriptor::is_memory(fd) {
@@ -256,7 +232,7 @@ impl GuestMemory {
         let block = block_size(fd).map_err(failed("fstatfs"))?;
         let whole = whole_blocks(offset, len, block)
             .ok_or(MapError::Overflow { guest_addr: start, len })?;
-        let mapping = Mapping::of_file(fd, whole.offset, whole.len, block, writable);
+        let mapping = Mapping::of_file(fd, whole.offset, whole.len, block, writable, place);
         let mapping = Arc::new(mapping.map_err(failed("mmap"))?);
         Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping }))
     }
@@ -268,7 +244,7 @@ impl GuestMemory {
         let inside = |region: &Mapped| region.start >= guest_addr && region.end() <= end;
         let kept: Vec<_> = self.regions.iter().filter(|r| !inside(r)).cloned().collect();
         let removed = self.regions.len() - kept.len();
-        (Self { regions: Arc::new(kept), ..*self }, removed)
+        (Self { regions: Arc::new(kept), share: self.share.clone() }, removed)
     }
 
     /// Returns whether a part of this memory was lost, so that this process has zeros of its own where
@@ -410,16 +386,16 @@ impl GuestMemory {
         Ok((region, usize::try_from(skip).map_err(|_| unmapped)?, region.len - skip))
     }
 
-    fn check_new(&self, guest_addr: u64, len: u64, offset: u64) -> Result<(), MapError> {
+    fn check_new(&self, region: &Region<'_>) -> Result<(), MapError> {
+        self.check_range(region.guest_addr, region.len, region.offset)
+    }
+
+    fn check_range(&self, guest_addr: u64, len: u64, offset: u64) -> Result<(), MapError> {
         let page = rustix::param::page_size() as u64;
         if len == 0 || [guest_addr, len, offset].iter().any(|value| value % page != 0) {
             return Err(MapError::Alignment { guest_addr, len, offset });
         }
         let end = guest_addr.checked_add(len).ok_or(MapError::Overflow { guest_addr, len })?;
-        let max = self.policy.max_regions;
-        if self.regions.len() >= max {
-            return Err(MapError::TooMany { guest_addr, len, max });
-        }
         if self.regions.iter().any(|region| region.start < end && guest_addr < region.end()) {
             return Err(MapError::Overlap { guest_addr, len });
         }
@@ -430,7 +406,7 @@ impl GuestMemory {
         let mut regions = Vec::clone(&self.regions);
         let index = regions.partition_point(|other| other.start < region.start);
         regions.insert(index, region);
-        Self { regions: Arc::new(regions), ..*self }
+        Self { regions: Arc::new(regions), share: self.share.clone() }
     }
 }
 
@@ -491,6 +467,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::pool::{Pool, GUARANTEED};
 
     fn memfd(len: u64) -> std::os::fd::OwnedFd {
         let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -554,15 +531,6 @@ mod tests {
     }
 
     #[test]
-    fn guests_share_the_mappings() {
-        assert_eq!(Policy::default().max_regions, MAX_REGIONS);
-        for guests in [1, 16, 100, 1000, 2048] {
-            let Policy { max_regions } = Policy::of_one_of(guests);
-            assert!(max_regions * guests <= MAX_MAPPINGS / 2 && max_regions >= MIN_REGIONS);
-        }
-    }
-
-    #[test]
     fn a_guest_has_no_more_regions_than_its_share() {
         let fd = memfd(0x1000);
         let region = |guest_addr| Region {
@@ -572,16 +540,28 @@ mod tests {
             offset: 0,
             writable: true,
         };
-        let policy = Policy { max_regions: 2 };
-        let memory = GuestMemory::new(policy).with_region(&region(0)).unwrap();
-        let memory = memory.with_region(&region(0x1000)).unwrap();
-        let error = memory.with_region(&region(0x2000)).map(|_| ()).unwrap_err();
-        assert!(matches!(error, MapError::TooMany { guest_addr: 0x2000, max: 2, .. }));
-        // The share stays the same after one region or all of them were removed.
-        let (memory, _) = memory.without(0, 0x1000);
-        let memory = memory.with_region(&region(0x2000)).unwrap();
-        assert!(memory.with_region(&region(0x3000)).is_err());
-        assert_eq!(memory.cleared().policy, policy);
+        let share = Pool::new(GUARANTEED).share().unwrap();
+        let mut memory = GuestMemory::new(share.clone());
+        for index in 0..GUARANTEED as u64 {
+            memory = memory.with_region(&region(0x1000 * index)).unwrap();
+        }
+        let next = region(0x10_0000);
+        let error = memory.with_region(&next).map(|_| ()).unwrap_err();
+        let reason = ShareError::Pool { used: GUARANTEED, total: GUARANTEED };
+        let MapError::TooMany { guest_addr: 0x10_0000, reason: found, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(found, reason);
+        // A region counts until its last user is gone.
+        let slice = memory.slice(0, 1).unwrap();
+        memory = memory.without(0, 0x1000).0;
+        assert!(memory.with_region(&next).is_err());
+        drop(slice);
+        memory = memory.with_region(&next).unwrap();
+        let more = memory.with_region_again(&region(0x20_0000)).unwrap();
+        assert_eq!(share.used(), GUARANTEED + 1);
+        drop((memory.cleared(), memory, more));
+        assert_eq!(share.used(), 0);
     }
 
     /// Only files of memory are mapped, because an access to another file system may never end.

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{madvise, mmap, mmap_anonymous, Advice, MapFlags, ProtFlags};
 
+use crate::pool::Place;
 use crate::sigbus::{Lost, Registration};
 use crate::unmap::unmap;
 use crate::{Chunk, MemoryError};
@@ -19,6 +20,8 @@ pub(crate) struct Mapping {
     writable: bool,
     /// For memory of a file, which can be lost: what the handler of SIGBUS knows of it.
     registration: Option<Registration>,
+    /// Counts a mapping of a file among those of its guest, until it is unmapped.
+    _place: Option<Place>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and is reached by raw copies only,
@@ -36,12 +39,13 @@ impl Mapping {
         len: usize,
         block: usize,
         writable: bool,
+        place: Place,
     ) -> Result<Self, Errno> {
         let null = std::ptr::null_mut();
         // SAFETY: the kernel chooses the address, so no existing mapping is replaced; the new one
         // is reached through `Mapping` alone.
         let addr = unsafe { mmap(null, len, protection(writable), MapFlags::SHARED, fd, offset) }?;
-        let mut mapping = Self::adopt(addr.cast(), len, writable)?;
+        let mut mapping = Self::adopt(addr.cast(), len, writable, Some(place))?;
         // SAFETY: the range was mapped just now; the advice does not change what it holds.
         unsafe { madvise(addr, len, Advice::LinuxDontDump) }?;
         mapping.registration = Some(Registration::new(mapping.addr, len, block)?);
@@ -54,12 +58,17 @@ impl Mapping {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: as in `of_file`.
         let addr = unsafe { mmap_anonymous(null, len, protection(true), flags) }?;
-        Self::adopt(addr.cast(), len, true)
+        Self::adopt(addr.cast(), len, true, None)
     }
 
-    fn adopt(addr: *mut u8, len: usize, writable: bool) -> Result<Self, Errno> {
+    fn adopt(
+        addr: *mut u8,
+        len: usize,
+        writable: bool,
+        place: Option<Place>,
+    ) -> Result<Self, Errno> {
         let addr = NonNull::new(addr).ok_or(Errno::NOMEM)?;
-        Ok(Self { addr, len, writable, registration: None })
+        Ok(Self { addr, len, writable, registration: None, _place: place })
     }
 
     /// Returns whether a part of the mapping ever became zeros of this process's own.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Policy, Region};
+use memory::{GuestMemory, MapError, Region, Share};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
     Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
@@ -58,16 +58,16 @@ pub fn serve(
 }
 
 /// Goes on with a connection that another process served, whose state this is. See [`serve`]. Its client may give out
-/// memory as `policy` allows.
+/// as many regions of memory as `share` has.
 ///
 /// The caller makes the device what it was, with [`Server::queues`], or has it fail.
 pub fn resume(
     socket: UnixStream,
     id: u16,
-    policy: Policy,
+    share: Share,
     state: State,
 ) -> Result<Server<VfioUser>, ResumeError> {
-    Ok(Server::new(socket, VfioUser::load(id, policy, state)?, LIMITS))
+    Ok(Server::new(socket, VfioUser::load(id, share, state)?, LIMITS))
 }
 
 /// A range of guest memory, and the file that it is in.
@@ -247,14 +247,14 @@ impl VfioUser {
         let registers = registers_of(backend, &interrupts)?;
         let config_len = u32::try_from(backend.config().len()).unwrap_or(pci::DEVICE.len);
         let config = (ConfigSpace::new(id, registers.vectors(), config_len), config_len);
-        Ok(Self::with(config, registers, interrupts, backend.memory_policy()))
+        Ok(Self::with(config, registers, interrupts, backend.memory_share()))
     }
 
     fn with(
         (config, config_len): (ConfigSpace, u32),
         registers: Registers,
         interrupts: Arc<Interrupts>,
-        policy: Policy,
+        share: Share,
     ) -> Self {
         Self {
             negotiated: false,
@@ -263,7 +263,7 @@ impl VfioUser {
             config_len,
             registers,
             interrupts,
-            memory: GuestMemory::new(policy),
+            memory: GuestMemory::new(share),
             mapped: Vec::new(),
             unshared: Vec::new(),
             faults: Faults::default(),
@@ -273,7 +273,7 @@ impl VfioUser {
     }
 
     /// Makes this of what the client has said to another process.
-    fn load(id: u16, policy: Policy, state: State) -> Result<Self, ResumeError> {
+    fn load(id: u16, share: Share, state: State) -> Result<Self, ResumeError> {
         let saved = Saved::of(&state)?;
         let State { descriptors, .. } = state;
         let refused = |what, value| Err(ResumeError::Value { what, value });
@@ -295,10 +295,10 @@ impl VfioUser {
             return refused("length of configuration space", saved.config.len() as u64);
         }
         let config = (config, saved.config_len);
-        let mut this = Self::with(config, registers, interrupts, policy);
+        let mut this = Self::with(config, registers, interrupts, share);
         let mut descriptors = descriptors.into_iter();
         for (range, file) in saved.ranges.iter().zip(&mut descriptors) {
-            this.memory = this.memory.with_region(&range.region(&file))?;
+            this.memory = this.memory.with_region_again(&range.region(&file))?;
             this.mapped.push(Mapped { range: *range, file });
         }
         this.interrupts.load(&saved.interrupts, &mut descriptors);
@@ -331,6 +331,7 @@ impl VfioUser {
         let capabilities = serde_json::json!({ "capabilities": {
             "max_msg_fds": wire::MAX_FDS,
             "max_data_xfer_size": MAX_ACCESS,
+            "max_dma_maps": memory::MAX_REGIONS,
         }});
         let mut payload = wire::Version { major: 0.into(), minor: 0.into() }.as_bytes().to_vec();
         payload.extend(capabilities.to_string().as_bytes());

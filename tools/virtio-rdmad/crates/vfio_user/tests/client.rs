@@ -7,7 +7,7 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use memory::{GuestMemory, Policy};
+use memory::{GuestMemory, Share};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -93,6 +93,9 @@ impl Client {
         let reply = client.ask(1, &[0, 0, 0, 0], &[]).unwrap();
         assert_eq!(reply[..4], [0, 0, 0, 0], "version 0.0");
         assert!(reply.ends_with(b"}\0"), "the capabilities are a string");
+        let said = String::from_utf8_lossy(&reply[4..]);
+        let limit = format!("\"max_dma_maps\":{}", memory::MAX_REGIONS);
+        assert!(said.contains(&limit), "{said}");
         client
     }
 
@@ -176,7 +179,7 @@ impl Client {
     /// Goes on in another process, with what the client has said.
     fn succeed(&mut self, state: State) -> Result<(), ResumeError> {
         let socket = self.server.as_fd().try_clone_to_owned().unwrap();
-        self.server = vfio_user::resume(socket.into(), 42, Policy::default(), state)?;
+        self.server = vfio_user::resume(socket.into(), 42, Share::default(), state)?;
         self.device = Device::default();
         Ok(())
     }

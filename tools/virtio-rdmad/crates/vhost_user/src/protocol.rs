@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Policy, Region};
+use memory::{GuestMemory, MapError, Region, Share};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
@@ -68,15 +68,15 @@ pub fn serve(socket: UnixStream, backend: &dyn Backend) -> Server<VhostUser> {
 }
 
 /// Goes on with a connection that another process served, whose state this is. See [`serve`]. Its front end may give
-/// out memory as `policy` allows.
+/// out as many regions of memory as `share` has.
 ///
 /// The caller makes the device what it was, with [`Server::queues`], or has it fail.
 pub fn resume(
     socket: UnixStream,
-    policy: Policy,
+    share: Share,
     state: State,
 ) -> Result<Server<VhostUser>, ResumeError> {
-    Ok(Server::new(socket, VhostUser::load(policy, state)?, LIMITS))
+    Ok(Server::new(socket, VhostUser::load(share, state)?, LIMITS))
 }
 
 /// What a front end has said, in the order of the descriptors: those of the regions come first, that of the back end's
@@ -226,16 +226,16 @@ impl Protocol for VhostUser {
 
 impl VhostUser {
     fn new(backend: &dyn Backend) -> Self {
-        Self::with(backend.queue_count().min(crate::MAX_QUEUES), backend.memory_policy())
+        Self::with(backend.queue_count().min(crate::MAX_QUEUES), backend.memory_share())
     }
 
-    fn with(count: u16, policy: Policy) -> Self {
+    fn with(count: u16, share: Share) -> Self {
         Self {
             faults: Faults::default(),
             features: 0,
             protocol_features: 0,
             status: 0,
-            memory: GuestMemory::new(policy),
+            memory: GuestMemory::new(share),
             regions: Vec::new(),
             vrings: (0..count).map(|_| Vring::default()).collect(),
             backend_requests: None,
@@ -245,7 +245,7 @@ impl VhostUser {
     }
 
     /// Makes this of what the front end has said to another process.
-    fn load(policy: Policy, state: State) -> Result<Self, ResumeError> {
+    fn load(share: Share, state: State) -> Result<Self, ResumeError> {
         let saved = Saved::of(&state)?;
         let State { descriptors, .. } = state;
         let (named, there) = (saved.descriptors(), descriptors.len());
@@ -255,10 +255,10 @@ impl VhostUser {
         let count = u16::try_from(saved.vrings.len()).ok().filter(|n| *n <= crate::MAX_QUEUES);
         let too_many = saved.vrings.len() as u64;
         let too_many = ResumeError::Value { what: "number of queues", value: too_many };
-        let mut this = Self::with(count.ok_or(too_many)?, policy);
+        let mut this = Self::with(count.ok_or(too_many)?, share);
         let mut descriptors = descriptors.into_iter();
         for (region, file) in saved.regions.iter().zip(&mut descriptors) {
-            this.memory = this.memory.with_region(&of_file(region, &file))?;
+            this.memory = this.memory.with_region_again(&of_file(region, &file))?;
             this.regions.push((*region, file));
         }
         let load = |saved| Vring::load(saved, &mut descriptors);

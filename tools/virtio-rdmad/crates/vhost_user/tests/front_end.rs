@@ -5,7 +5,7 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use memory::{GuestMemory, Policy};
+use memory::{GuestMemory, Share};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost_user::{BadFlags, Fault, Unanswerable, VhostUser};
@@ -108,7 +108,7 @@ impl FrontEnd {
     /// Goes on in another process, with what the front end has said.
     fn succeed(&mut self, state: State) -> Result<(), ResumeError> {
         let socket = self.server.as_fd().try_clone_to_owned().unwrap();
-        self.server = vhost_user::resume(socket.into(), Policy::default(), state)?;
+        self.server = vhost_user::resume(socket.into(), Share::default(), state)?;
         self.device = Device::default();
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use engine::Device;
-use memory::{GuestMemory, Policy};
+use memory::{GuestMemory, Share};
 use ring::SplitQueue;
 use virtio_transport::{Backend, QueueSetup};
 
@@ -75,8 +75,8 @@ impl Drop for GuestBackend {
 }
 
 impl Backend for GuestBackend {
-    fn memory_policy(&self) -> Policy {
-        self.guest.memory
+    fn memory_share(&self) -> Share {
+        self.guest.memory.clone()
     }
 
     fn features(&self) -> u64 {

@@ -74,10 +74,10 @@ fn resume(
     guest: &Arc<Guest>,
     poller: &Arc<Poller>,
 ) -> Result<(Box<Server<dyn Protocol>>, GuestBackend), Ended> {
-    let policy = guest.memory;
+    let share = guest.memory.clone();
     let mut server: Box<Server<dyn Protocol>> = match guest.spec.transport {
-        Transport::VhostUser => Box::new(vhost_user::resume(stream, policy, state)?),
-        Transport::VfioUser => Box::new(vfio_user::resume(stream, device_id(), policy, state)?),
+        Transport::VhostUser => Box::new(vhost_user::resume(stream, share, state)?),
+        Transport::VfioUser => Box::new(vfio_user::resume(stream, device_id(), share, state)?),
     };
     let is_loaded = image.is_some_and(|image| load(guest, &server, image));
     let mut backend = GuestBackend::new(guest, poller);

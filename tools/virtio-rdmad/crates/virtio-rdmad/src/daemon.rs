@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use blame::Board;
 use engine::{Fabric, FabricConfig};
-use memory::Policy;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
@@ -416,8 +415,7 @@ fn add_guests(
     let mut added = Added::default();
     for spec in &options.guests {
         let socket = Socket::bind(&spec.path, Kind::Stream, &spec.access)?;
-        // Half of the memory that can be mapped is left for guests that come later.
-        let memory = Policy::of_one_of(2 * options.guests.len());
+        let memory = guests.share_anyway();
         let left = inherited.remove(&spec.name);
         let origin = options.origin_of(spec);
         let is_fenced = left.as_ref().is_some_and(|left| left.is_fenced);

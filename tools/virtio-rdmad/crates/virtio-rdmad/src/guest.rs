@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine::{Device, Incident};
-use memory::Policy;
+use memory::Share;
 use serde::{Deserialize, Serialize};
 
 use crate::events::{Event, Events};
@@ -114,8 +114,8 @@ pub struct Guest {
     pub rings: AtomicBool,
     /// How long its turns with work have taken so far, in nanoseconds. Only the worker that serves it writes this.
     pub(crate) work: AtomicU64,
-    /// What memory its VMM may give out.
-    pub memory: Policy,
+    /// The share that it has of the regions of memory that the process can map.
+    pub memory: Share,
     /// Where its VMM connects.
     pub socket: Socket,
     /// Whether it leaves when its VMM does.

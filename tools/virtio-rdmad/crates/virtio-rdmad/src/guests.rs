@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
-use memory::{Policy, ALL_REGIONS};
+use memory::{Pool, Share, ALL_REGIONS, GUARANTEED};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
@@ -48,9 +48,16 @@ pub enum AddError {
     /// There are as many guests as there can be.
     #[error("there are {MAX_GUESTS} guests, which is the most")]
     TooMany,
-    /// The other guests may have all mappings of memory that the process can have.
-    #[error("the process can map no memory for one more guest")]
-    Memory,
+    /// Too few regions of memory are left that the process can map.
+    #[error(
+        "a guest needs {GUARANTEED} regions of memory, and the process can map {left} more of {total}"
+    )]
+    Memory {
+        /// How many are left.
+        left: usize,
+        /// How many all guests together can have.
+        total: usize,
+    },
     /// The other guests may have all descriptors that the process can have.
     #[error(transparent)]
     Descriptors(#[from] TooFewDescriptors),
@@ -112,8 +119,10 @@ pub struct Guests {
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
     changes: OwnedFd,
     keeper: Option<Keeper>,
-    /// How many descriptors all guests may have.
+    /// How many descriptors all guests may have, those of their memory among them.
     descriptors: u64,
+    /// The regions of memory that all guests may have.
+    regions: Arc<Pool>,
 }
 
 /// Keeps guests for a later process.
@@ -131,8 +140,8 @@ pub struct Arriving {
     pub socket: Socket,
     /// Its network interface, which its switch does not have yet.
     pub nic: Option<Nic>,
-    /// What memory its VMM may give out.
-    pub memory: Policy,
+    /// The share that it has of the regions of memory that the process can map.
+    pub memory: Share,
     /// What an earlier process has left of it.
     pub kept: Option<Kept>,
     /// Who has named it.
@@ -152,7 +161,7 @@ impl Arriving {
             )
             .unwrap(),
             nic: None,
-            memory: Policy::default(),
+            memory: Share::default(),
             kept: None,
             origin: Origin::CommandLine,
         }
@@ -170,6 +179,7 @@ impl Guests {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (slots, others, telling, keeper) = Default::default();
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let descriptors = limit.saturating_sub(RESERVED);
         Ok(Self {
             slots,
             fixed,
@@ -180,7 +190,8 @@ impl Guests {
             events,
             changes,
             keeper,
-            descriptors: limit.saturating_sub(RESERVED),
+            descriptors,
+            regions: pool_for(descriptors),
         })
     }
 
@@ -207,9 +218,14 @@ impl Guests {
         slots.get(index as usize)?.clone()
     }
 
+    /// Returns the share that a guest which the process must have gets of the regions of memory.
+    pub fn share_anyway(&self) -> Share {
+        self.regions.share_anyway()
+    }
+
     /// Adds a guest while the process runs, or one that was added to an earlier process, which has left this of it. Its
-    /// VMM connects to this socket, and to the other one for a network interface (`nic=`). It gets a share of the memory
-    /// that the process can map.
+    /// VMM connects to this socket, and to the other one for a network interface (`nic=`). A guest of an earlier process
+    /// is not refused because the process has too many regions of memory or descriptors.
     pub fn add_one_more(
         &self,
         spec: GuestSpec,
@@ -219,9 +235,7 @@ impl Guests {
         origin: Origin,
     ) -> Result<Arc<Guest>, AddError> {
         let nic = self.make_nic(&spec, nic)?;
-        let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
-        let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        self.check_descriptors(descriptors_of(&spec, memory))?;
+        let memory = if kept.is_some() { self.share_anyway() } else { self.share_of_new(&spec)? };
         let guest = self.add(Arriving { spec, socket, nic, memory, kept, origin })?;
         let GuestSpec { name, network, .. } = &guest.spec;
         if let Err(error) = self.tell_uplink(network) {
@@ -234,10 +248,18 @@ impl Guests {
         Ok(guest)
     }
 
+    /// Returns the share that a new guest gets of the regions of memory, if there are descriptors for it as well.
+    fn share_of_new(&self, spec: &GuestSpec) -> Result<Share, AddError> {
+        self.check_descriptors(descriptors_of(spec))?;
+        let refused =
+            || AddError::Memory { left: self.regions.left(), total: self.regions.total() };
+        self.regions.share().ok_or_else(refused)
+    }
+
     /// Checks that there are so many descriptors more, however many the guests need yet.
     fn check_descriptors(&self, needed: u64) -> Result<(), TooFewDescriptors> {
-        let of_guest = |guest: &Arc<Guest>| descriptors_of(&guest.spec, guest.memory);
-        let used: u64 = self.all().iter().map(of_guest).sum();
+        let of_guests: u64 = self.all().iter().map(|guest| descriptors_of(&guest.spec)).sum();
+        let used = of_guests + self.regions.total() as u64;
         let left = self.descriptors.saturating_sub(used);
         if needed > left {
             return Err(TooFewDescriptors { needed, left });
@@ -451,10 +473,16 @@ impl Guests {
     }
 }
 
-/// Returns how many descriptors a guest may need: two for each of its queues, and one for each region of its memory.
-fn descriptors_of(spec: &GuestSpec, memory: Policy) -> u64 {
+/// Returns how many descriptors a guest may need besides those of its memory: two for each of its queues, and some more.
+fn descriptors_of(spec: &GuestSpec) -> u64 {
     let queues: u64 = spec.limits.queue_count(spec.rings).into();
-    2 * queues + memory.max_regions as u64 + DESCRIPTORS
+    2 * queues + DESCRIPTORS
+}
+
+/// Returns the regions of memory of all guests of a process that may have so many descriptors. A region takes one
+/// descriptor, and at least half of the descriptors are for something else.
+fn pool_for(descriptors: u64) -> Arc<Pool> {
+    Pool::new(usize::try_from(descriptors / 2).unwrap_or(ALL_REGIONS))
 }
 
 /// Checks that a guest has neither the name nor the MAC address of another one.
@@ -479,6 +507,11 @@ mod tests {
 
     use super::*;
     use crate::socket::Kind;
+
+    /// Makes a process that may have so many descriptors for guests.
+    fn guests_with(descriptors: u64) -> Guests {
+        Guests { descriptors, regions: pool_for(descriptors), ..guests() }
+    }
 
     fn guests() -> Guests {
         let workers = Arc::new([WorkerHandle::new().unwrap()]);
@@ -560,24 +593,41 @@ mod tests {
 
     #[test]
     fn a_guest_too_many_is_refused() {
-        let guests = guests();
+        let guests = guests_with(1 << 20);
         let refused = (0..=MAX_GUESTS).find_map(|at| add(&guests, &format!("name=g{at}")).err());
-        assert!(
-            matches!(
-                refused,
-                Some(AddError::Memory | AddError::TooMany | AddError::Descriptors(_))
-            ),
-            "{refused:?}"
-        );
-        let regions: usize = guests.all().iter().map(|guest| guest.memory.max_regions).sum();
-        assert!(regions <= ALL_REGIONS, "{regions}");
+        assert_eq!(refused, Some(AddError::TooMany));
+    }
+
+    /// Guests that come one by one, as many as a host may have, fit into what the service may open.
+    #[test]
+    fn hundreds_of_guests_fit() {
+        let guests = guests_with(524_288 - RESERVED);
+        for at in 0..300 {
+            let added = add(&guests, &format!("name=g{at}")).map(|_| ());
+            assert_eq!(added, Ok(()), "guest {at}");
+        }
+        assert_eq!(guests.regions.left(), ALL_REGIONS - 300 * GUARANTEED);
+    }
+
+    #[test]
+    fn guests_have_as_many_regions_as_there_are() {
+        let regions = Pool::new(2 * GUARANTEED - 1);
+        let guests = Guests { regions, ..guests_with(1 << 20) };
+        add(&guests, "name=a").unwrap();
+        let (left, total) = (GUARANTEED - 1, 2 * GUARANTEED - 1);
+        let refused = add(&guests, "name=b").err().unwrap();
+        assert_eq!(refused, AddError::Memory { left, total });
+        guests.remove("a", false).unwrap();
+        add(&guests, "name=b").unwrap();
     }
 
     #[test]
     fn guests_have_as_many_descriptors_as_there_are() {
-        let mut guests = guests();
+        let mut guests = guests_with(1 << 20);
         let first = add(&guests, "name=a").unwrap();
-        guests.descriptors = 2 * descriptors_of(&first.spec, first.memory) - 1;
+        let of_memory = guests.regions.total() as u64;
+        guests.descriptors = of_memory + 2 * descriptors_of(&first.spec) - 1;
+        drop(first);
         let refused = add(&guests, "name=b").err().unwrap();
         let AddError::Descriptors(too_few) = refused else { panic!("{refused}") };
         assert_eq!(too_few.needed, too_few.left + 1);

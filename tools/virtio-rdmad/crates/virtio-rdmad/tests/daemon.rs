@@ -1100,6 +1100,59 @@ fn a_connection_outlives_the_process() {
     daemon.end();
 }
 
+/// Hundreds of guests that were added one by one fit into a process, one of them with many regions of memory, and the
+/// next process has all of them and all of their memory.
+#[test]
+fn hundreds_of_guests_outlive_a_restart() {
+    const GUESTS: u64 = 300;
+    let mut daemon = Daemon::supervised("hundreds", &["name=a,vhost-user"]);
+    let mut front_ends = Vec::new();
+    for index in 0..GUESTS {
+        let path = daemon.path(&format!("g{index}"));
+        let guest =
+            format!("name=g{index},rings=off,max-qp=1,max-cq=1,vhost-user={}", path.display());
+        assert_eq!(run(&daemon, &["add", "--guest", &guest]), (true, String::new()), "{index}");
+        front_ends.push(FrontEnd::start(connect(&path), 1));
+        front_ends.last().unwrap().wait(1);
+    }
+    // Regions beyond those that each guest is guaranteed, for a guest that the next process does not add first.
+    front_ends[10].add_regions(200);
+    let mut posted = 1;
+    for _ in 0..2 {
+        posted += 40;
+        for front_end in &front_ends {
+            front_end.post(posted);
+            front_end.kick();
+            front_end.wait(posted);
+        }
+        daemon.restart();
+    }
+    let number = |reply: &[u8; 5]| u32::from_le_bytes(reply[1..].try_into().unwrap());
+    for (index, front_end) in front_ends.iter().enumerate() {
+        assert!(!needs_reset(front_end), "{index}");
+        front_end.post(REQUESTS);
+        front_end.kick();
+        front_end.wait(REQUESTS);
+        let replies = front_end.replies();
+        assert!(replies.iter().all(|reply| reply[0] == 0), "{index}: {replies:?}");
+        let numbers: HashSet<u32> = replies.iter().map(number).collect();
+        assert_eq!(
+            numbers.len(),
+            usize::from(REQUESTS),
+            "{index}: each PD has a number of its own"
+        );
+    }
+    let status = daemon.status();
+    let guests = status["guests"].as_array().unwrap();
+    let whole = guests.iter().filter(|guest| guest["pds"] == u64::from(REQUESTS));
+    assert_eq!(whole.count() as u64, GUESTS);
+    drop(front_ends);
+    for index in 0..GUESTS {
+        std::fs::remove_file(daemon.path(&format!("g{index}"))).unwrap();
+    }
+    daemon.end();
+}
+
 /// The device of a process that ends in order goes on in the next one.
 #[test]
 fn a_device_outlives_a_restart() {

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use memory::{GuestMemory, Policy};
+use memory::{GuestMemory, Share};
 use ring::{Layout, Signal};
 
 /// A virtqueue that the driver has set up and enabled.
@@ -41,9 +41,9 @@ pub trait Backend {
     /// not ask for it.
     fn queue_max_size(&self, queue: u16) -> u16;
 
-    /// Returns what memory the VMM may give out.
-    fn memory_policy(&self) -> Policy {
-        Policy::default()
+    /// Returns the share that the guest has of the regions of memory that the process can map.
+    fn memory_share(&self) -> Share {
+        Share::default()
     }
 
     /// Starts queues. The first call begins the device's life, which lasts until the reset. With

@@ -100,9 +100,10 @@ impl Daemon {
             }
             Err(AddError::Name(name)) => Err(refused("NameTaken", "name", &name)),
             Err(AddError::Mac(network)) => Err(refused("AddressTaken", "network", &network)),
-            Err(error @ (AddError::TooMany | AddError::Memory | AddError::Descriptors { .. })) => {
-                Err(refused("TooManyGuests", "reason", &error.to_string()))
-            }
+            Err(
+                error
+                @ (AddError::TooMany | AddError::Memory { .. } | AddError::Descriptors { .. }),
+            ) => Err(refused("TooManyGuests", "reason", &error.to_string())),
             Err(error @ AddError::Network { .. }) => {
                 Err(refused("NotSupported", "reason", &error.to_string()))
             }

@@ -25,6 +25,9 @@ const BUFFERS: u64 = 0x4000;
 /// How many control requests the ring has, of two descriptors each.
 pub const REQUESTS: u16 = 128;
 const CREATE_PD: u8 = 4;
+/// The guest address of the first region besides the memory at 0, and the distance of such regions.
+const ALIASES: u64 = 1 << 32;
+const ALIAS: u64 = 2 * MEMORY;
 
 /// A front end that posts control requests.
 pub struct FrontEnd {
@@ -41,7 +44,7 @@ impl FrontEnd {
         rustix::fs::ftruncate(&memory, MEMORY).unwrap();
         let this = Self { socket, memory, kick: new_eventfd(), call: new_eventfd() };
         for request in 0..REQUESTS {
-            this.write_request(request);
+            this.write_request(request, 0);
         }
         this.post(posted);
         let state = |value: u32| [0, value].map(u32::to_ne_bytes).concat();
@@ -69,6 +72,20 @@ impl FrontEnd {
     /// Notifies the device of available requests.
     pub fn kick(&self) {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Gives the memory out `count` times more, each time as one more region (ADD_MEM_REG). The requests are in the last
+    /// ones of these, so that the device answers only where it has them.
+    pub fn add_regions(&self, count: u64) {
+        for alias in (0..count).map(|index| ALIASES + index * ALIAS) {
+            let words = [0, alias, MEMORY, USER + alias, 0];
+            let payload: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
+            self.send(37, &payload, &[self.memory.as_fd()]);
+        }
+        for request in 0..REQUESTS {
+            let index = count - 1 - u64::from(request) % count;
+            self.write_request(request, ALIASES + index * ALIAS);
+        }
     }
 
     /// Asks for the status of the device (GET_STATUS). The answer is read by [`FrontEnd::status`].
@@ -113,15 +130,16 @@ impl FrontEnd {
         rustix::io::pwrite(&self.memory, bytes, at).unwrap();
     }
 
-    /// Writes CREATE_PD, and room for its reply.
-    fn write_request(&self, number: u16) {
+    /// Writes CREATE_PD, and room for its reply. The device finds both in the region at this guest address.
+    fn write_request(&self, number: u16, region: u64) {
         let buffer = BUFFERS + u64::from(number) * 16;
         let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
             let (addr, len) = (addr.to_le_bytes(), len.to_le_bytes());
             [&addr[..], &len, &flags.to_le_bytes(), &next.to_le_bytes()].concat()
         };
         let head = 2 * number;
-        let chain = [descriptor(buffer, 1, 1, head + 1), descriptor(buffer + 8, 5, 2, 0)].concat();
+        let at = region + buffer;
+        let chain = [descriptor(at, 1, 1, head + 1), descriptor(at + 8, 5, 2, 0)].concat();
         self.write(DESC + u64::from(head) * 16, &chain);
         self.write(buffer, &[CREATE_PD]);
         self.write(AVAIL + 4 + u64::from(number) * 2, &head.to_le_bytes());
