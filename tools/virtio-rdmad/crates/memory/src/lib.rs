@@ -24,7 +24,7 @@ mod slice;
 mod unmap;
 
 pub use chunk::Chunk;
-pub use map::{GuestMemory, Loss, MapError, MemoryError, Region};
+pub use map::{is_same_file, whole_pages, GuestMemory, Loss, MapError, MemoryError, Region};
 pub use pages::{Pages, PAGE_SIZE};
 pub use pool::{Pool, Share, ShareError, ALL_REGIONS, GUARANTEED, MAX_REGIONS};
 pub use prefetch::prefetch;

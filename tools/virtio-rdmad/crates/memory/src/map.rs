@@ -148,6 +148,37 @@ pub struct Loss {
     pub poisoned: bool,
 }
 
+/// A file, by its device and inode, and an offset in it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct InFile {
+    device: u64,
+    inode: u64,
+    offset: u64,
+}
+
+impl InFile {
+    fn of(fd: BorrowedFd<'_>, offset: u64) -> Result<Self, Errno> {
+        let stat = rustix::fs::fstat(fd)?;
+        Ok(Self { device: stat.st_dev, inode: stat.st_ino, offset })
+    }
+
+    fn behind(self, len: u64) -> Self {
+        Self { offset: self.offset.saturating_add(len), ..self }
+    }
+}
+
+/// Returns whether two descriptors are of one file.
+pub fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
+    matches!((InFile::of(one, 0), InFile::of(other, 0)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// Returns the first address of the whole pages in `[addr, addr + len)`, and the address behind the last one. If there
+/// is no whole page, the second address is not above the first.
+pub fn whole_pages(addr: u64, len: u64) -> (u64, u64) {
+    let mask = rustix::param::page_size() as u64 - 1;
+    (addr.saturating_add(mask) & !mask, addr.saturating_add(len) & !mask)
+}
+
 /// A mapped region: `[start, start + len)` is at `offset` of the mapping.
 #[derive(Clone, Debug)]
 struct Mapped {
@@ -155,12 +186,40 @@ struct Mapped {
     len: u64,
     offset: usize,
     mapping: Arc<Mapping>,
+    /// Where the region is in its file; `None` for memory without a file.
+    file: Option<InFile>,
+    /// Counts a region that shares its mapping with another one, from which it was split.
+    _place: Option<Arc<Place>>,
 }
 
 impl Mapped {
     fn end(&self) -> u64 {
         // Checked when the region was added.
         self.start + self.len
+    }
+
+    /// Returns whether one mapping can have this region and another one of `file`, because one follows the other at its
+    /// addresses and in the file.
+    fn joins(&self, other: &Region<'_>, file: InFile) -> bool {
+        let Some(own) = self.file else { return false };
+        let is_before = self.end() == other.guest_addr && own.behind(self.len) == file;
+        let is_behind = other.guest_addr + other.len == self.start && file.behind(other.len) == own;
+        // What was lost of a mapping stays lost until the VMM maps it again.
+        let is_alike = self.mapping.writable() == other.writable && !self.mapping.is_damaged();
+        is_alike && (is_before || is_behind)
+    }
+
+    /// Returns the part of this region between two addresses in it.
+    fn part(&self, start: u64, end: u64) -> Self {
+        let skip = start - self.start;
+        Self {
+            start,
+            len: end - start,
+            // The region has so many bytes in this process.
+            offset: self.offset + usize::try_from(skip).unwrap_or(usize::MAX),
+            file: self.file.map(|file| file.behind(skip)),
+            ..self.clone()
+        }
     }
 }
 
@@ -195,7 +254,7 @@ impl GuestMemory {
             let failed =
                 |errno| MapError::Os { guest_addr: start, len, offset: 0, call: "mmap", errno };
             let mapping = Arc::new(Mapping::anonymous(bytes).map_err(failed)?);
-            Ok(memory.insert(Mapped { start, len, offset: 0, mapping }))
+            Ok(memory.insert(Mapped { start, len, offset: 0, mapping, file: None, _place: None }))
         })
     }
 
@@ -212,6 +271,43 @@ impl GuestMemory {
         self.check_new(region)?;
         let refused = |reason| MapError::TooMany { guest_addr, len, reason };
         self.map(region, self.share.take().map_err(refused)?)
+    }
+
+    /// Returns this map with one more region, as [`Self::with_region`], which may become one with its neighbours: memory
+    /// that a VMM gives out in `n` blocks of one size takes about `log2(n)` mappings instead of `n`.
+    ///
+    /// A region becomes one with a neighbour that is not larger, so that each page is mapped again only as often as the
+    /// memory around it has doubled.
+    pub fn with_joined_region(&self, region: &Region<'_>) -> Result<Self, MapError> {
+        let &Region { guest_addr, len, .. } = region;
+        self.check_new(region)?;
+        let refused = |reason| MapError::TooMany { guest_addr, len, reason };
+        let place = self.share.take().map_err(refused)?;
+        let Some((rest, whole)) = self.join(region) else { return self.map(region, place) };
+        match rest.map(&whole, place) {
+            Ok(memory) => Ok(memory),
+            // The file may have lost what a neighbour has of it.
+            Err(_) => self.map(region, self.share.take().map_err(refused)?),
+        }
+    }
+
+    /// Returns the region that this one makes together with its neighbours, and this map without those. Returns `None`
+    /// if the region stays alone.
+    fn join<'fd>(&self, region: &Region<'fd>) -> Option<(Self, Region<'fd>)> {
+        let mut file = InFile::of(region.fd, region.offset).ok()?;
+        let (mut whole, mut regions) = (*region, Vec::clone(&self.regions));
+        let joins = |other: &Mapped, whole: &Region<'_>, file| {
+            other.len <= whole.len && other.joins(whole, file)
+        };
+        while let Some(at) = regions.iter().position(|other| joins(other, &whole, file)) {
+            let other = regions.remove(at);
+            file.offset = file.offset.min(other.file?.offset);
+            whole.guest_addr = whole.guest_addr.min(other.start);
+            whole.len += other.len;
+            whole.offset = file.offset;
+        }
+        let rest = Self { share: self.share.clone(), regions: Arc::new(regions) };
+        (whole.len > region.len).then_some((rest, whole))
     }
 
     /// Returns this map with one more region, which the guest has had in an earlier process. It is not refused because
@@ -234,7 +330,8 @@ impl GuestMemory {
             .ok_or(MapError::Overflow { guest_addr: start, len })?;
         let mapping = Mapping::of_file(fd, whole.offset, whole.len, block, writable, place);
         let mapping = Arc::new(mapping.map_err(failed("mmap"))?);
-        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping }))
+        let file = Some(InFile::of(fd, offset).map_err(failed("fstat"))?);
+        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping, file, _place: None }))
     }
 
     /// Returns this map without the regions that lie within `[guest_addr, guest_addr + len)`, and how
@@ -245,6 +342,36 @@ impl GuestMemory {
         let kept: Vec<_> = self.regions.iter().filter(|r| !inside(r)).cloned().collect();
         let removed = self.regions.len() - kept.len();
         (Self { regions: Arc::new(kept), share: self.share.clone() }, removed)
+    }
+
+    /// Returns this map without the whole pages in `[guest_addr, guest_addr + len)`, and how many regions had any of
+    /// those. What is left of a region stays. A region that falls into two counts as two, and the guest must be able to
+    /// have one more.
+    pub fn without_part(&self, guest_addr: u64, len: u64) -> Result<(Self, usize), ShareError> {
+        let (from, to) = whole_pages(guest_addr, len);
+        let is_outside = |region: &Mapped| from >= to || region.end() <= from || region.start >= to;
+        let mut kept = Vec::with_capacity(self.regions.len() + 1);
+        let mut changed = 0;
+        for region in self.regions.iter() {
+            if is_outside(region) {
+                kept.push(region.clone());
+                continue;
+            }
+            changed += 1;
+            let (has_left, has_right) = (region.start < from, to < region.end());
+            if has_left {
+                kept.push(region.part(region.start, from));
+            }
+            if has_right {
+                let right = region.part(to, region.end());
+                kept.push(if has_left {
+                    Mapped { _place: Some(Arc::new(self.share.take()?)), ..right }
+                } else {
+                    right
+                });
+            }
+        }
+        Ok((Self { regions: Arc::new(kept), share: self.share.clone() }, changed))
     }
 
     /// Returns whether a part of this memory was lost, so that this process has zeros of its own where
@@ -258,6 +385,11 @@ impl GuestMemory {
     pub fn take_losses(&self) -> Vec<Loss> {
         let loss = |region: &Mapped| {
             let Lost { offset, len, poisoned } = region.mapping.take_lost()?;
+            // Several regions may be parts of the mapping.
+            let has = |other: &&Mapped| {
+                Arc::ptr_eq(&other.mapping, &region.mapping) && other.offset <= offset
+            };
+            let region = self.regions.iter().rfind(has).unwrap_or(region);
             let offset = offset.saturating_sub(region.offset) as u64;
             Some(Loss { region: region.start, offset, len: len as u64, poisoned })
         };
@@ -561,6 +693,103 @@ mod tests {
         let more = memory.with_region_again(&region(0x20_0000)).unwrap();
         assert_eq!(share.used(), GUARANTEED + 1);
         drop((memory.cleared(), memory, more));
+        assert_eq!(share.used(), 0);
+    }
+
+    /// Blocks of one file that a VMM plugs one by one, in either order, take few mappings, and have their bytes.
+    #[test]
+    fn neighbours_become_one() {
+        const BLOCKS: u64 = 64;
+        let fd = memfd(BLOCKS * 0x1000);
+        let region = |index: u64| Region {
+            guest_addr: 0x10_0000 + index * 0x1000,
+            len: 0x1000,
+            fd: fd.as_fd(),
+            offset: index * 0x1000,
+            writable: true,
+        };
+        let upwards: Vec<_> = (0..BLOCKS).collect();
+        let downwards: Vec<_> = (0..BLOCKS).rev().collect();
+        for order in [upwards, downwards] {
+            let share = Pool::new(GUARANTEED).share().unwrap();
+            let mut memory = GuestMemory::new(share.clone());
+            let mut first = None;
+            for index in order {
+                memory = memory.with_joined_region(&region(index)).unwrap();
+                memory.write(0x10_0000 + index * 0x1000, &index.to_ne_bytes()).unwrap();
+                first.get_or_insert((memory.slice(0x10_0000 + index * 0x1000, 8).unwrap(), index));
+                assert!(memory.ranges().count() <= 7, "{index}");
+            }
+            assert_eq!(memory.ranges().collect::<Vec<_>>(), [(0x10_0000, BLOCKS * 0x1000)]);
+            for index in 0..BLOCKS {
+                assert_eq!(memory.read_obj::<u64>(0x10_0000 + index * 0x1000), Ok(index));
+            }
+            // The mapping of a slice stays for as long as the slice.
+            let (slice, index) = first.unwrap();
+            assert_eq!((slice.read_obj::<u64>(0), share.used()), (Ok(index), 2));
+            drop(slice);
+            assert_eq!(share.used(), 1);
+        }
+    }
+
+    #[test]
+    fn only_neighbours_of_one_file_become_one() {
+        let (fd, other) = (memfd(0x8000), memfd(0x8000));
+        let region = |guest_addr, fd, offset, writable| Region {
+            guest_addr,
+            len: 0x1000,
+            fd,
+            offset,
+            writable,
+        };
+        let (fd, other) = (fd.as_fd(), other.as_fd());
+        let memory = GuestMemory::default().with_region(&region(0x1000, fd, 0x1000, true)).unwrap();
+        let count =
+            |region: &Region<'_>| memory.with_joined_region(region).unwrap().ranges().count();
+        assert_eq!(count(&region(0x2000, fd, 0x2000, true)), 1);
+        assert_eq!(count(&region(0, fd, 0, true)), 1);
+        assert_eq!(count(&region(0x2000, other, 0x2000, true)), 2);
+        assert_eq!(count(&region(0x2000, fd, 0x3000, true)), 2);
+        assert_eq!(count(&region(0x3000, fd, 0x2000, true)), 2);
+        assert_eq!(count(&region(0x2000, fd, 0x2000, false)), 2);
+        assert_eq!(count(&region(0, fd, 0x2000, true)), 2);
+    }
+
+    #[test]
+    fn a_part_of_a_region_goes() {
+        let fd = memfd(0x10_0000);
+        let region =
+            Region { guest_addr: 0, len: 0x10_0000, fd: fd.as_fd(), offset: 0, writable: true };
+        let share = Pool::new(GUARANTEED).share().unwrap();
+        let mut memory = GuestMemory::new(share.clone()).with_joined_region(&region).unwrap();
+        for page in 0..0x100 {
+            memory.write(page * 0x1000, &u64::to_ne_bytes(page)).unwrap();
+        }
+        let (less, changed) = memory.without_part(0, 0x1fff).unwrap();
+        assert_eq!((less.ranges().collect::<Vec<_>>(), changed), (vec![(0x1000, 0xf_f000)], 1));
+        assert_eq!(less.read_obj::<u64>(0x1000), Ok(1));
+        drop(less);
+        assert_eq!(memory.without_part(0x1001, 0x1ffe).unwrap().1, 0, "no whole page");
+        // Every second page goes, as far as the guest can have more regions.
+        for page in 0..GUARANTEED as u64 - 1 {
+            memory = memory.without_part((2 * page + 1) * 0x1000, 0x1000).unwrap().0;
+        }
+        assert_eq!((memory.ranges().count(), share.used()), (GUARANTEED, GUARANTEED));
+        assert!(memory.without_part(0x8_0000, 0x1000).is_err());
+        for page in 0..0x100 {
+            let is_gone = page % 2 == 1 && page < 2 * GUARANTEED as u64 - 2;
+            let found = memory.read_obj::<u64>(page * 0x1000).ok();
+            assert_eq!(found, (!is_gone).then_some(page));
+        }
+        // What was removed can come again, and becomes one with what is left.
+        let again = Region { guest_addr: 0x1000, len: 0x1000, offset: 0x1000, ..region };
+        let (less, _) = memory.without_part(0x2000, 0x1000).unwrap();
+        drop(memory);
+        let more = less.with_joined_region(&again).unwrap();
+        assert_eq!(more.ranges().next(), Some((0, 0x2000)));
+        let (none, changed) = more.without_part(0, u64::MAX).unwrap();
+        assert_eq!((none.is_empty(), changed), (true, GUARANTEED - 1));
+        drop((less, more));
         assert_eq!(share.used(), 0);
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Region, Share};
+use memory::{GuestMemory, MapError, Region, Share, ShareError};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
     Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
@@ -92,10 +92,22 @@ impl SavedRange {
         Region { guest_addr, len, fd: file.as_fd(), offset, writable }
     }
 
-    /// Returns whether all of it is within `len` bytes from `guest_addr` on.
-    fn is_within(&self, guest_addr: u64, len: u64) -> bool {
-        let end = guest_addr.saturating_add(len);
-        self.guest_addr >= guest_addr && self.guest_addr + self.len <= end
+    /// Returns whether the other range begins where this one ends, at its addresses and in a file.
+    fn is_before(&self, other: &Self) -> bool {
+        self.guest_addr + self.len == other.guest_addr
+            && self.offset + self.len == other.offset
+            && self.writable == other.writable
+    }
+
+    /// Returns what is left of it without the addresses from `from` up to `to`.
+    fn without(&self, from: u64, to: u64) -> impl Iterator<Item = Self> {
+        let end = self.guest_addr + self.len;
+        let parts = [(self.guest_addr, end.min(from)), (self.guest_addr.max(to), end)];
+        let range = *self;
+        parts.into_iter().filter(|(start, end)| start < end).map(move |(start, end)| {
+            let offset = range.offset + (start - range.guest_addr);
+            Self { guest_addr: start, len: end - start, offset, ..range }
+        })
     }
 }
 
@@ -393,9 +405,9 @@ impl VfioUser {
         };
         let writable = map.flags.get() & wire::DMA_MAP_WRITE != 0;
         let range = SavedRange { guest_addr, len, offset: map.offset.get(), writable };
-        let memory = self.memory.with_region(&range.region(&file));
+        let memory = self.memory.with_joined_region(&range.region(&file));
         self.memory = memory.map_err(|error| refused_map(&error))?;
-        self.mapped.push(Mapped { range, file: Arc::new(file) });
+        self.add_range(range, file);
         tracing::trace!(guest_addr, len, writable, "DMA_MAP");
         self.publish_memory(backend);
         Ok(())
@@ -420,15 +432,42 @@ impl VfioUser {
             self.unshared.swap_remove(index);
             return Ok(unmap.as_bytes().to_vec());
         }
-        let (memory, removed) = self.memory.without(range.0, range.1);
+        let (from, to) = memory::whole_pages(range.0, range.1);
+        let less = self.memory.without_part(range.0, range.1);
+        let (memory, removed) = less.map_err(|reason| refused_unmap(range, reason))?;
         if removed == 0 && self.unshared.len() < MAX_UNSHARED {
             return Err(Fault::DmaUnknown);
         }
         tracing::trace!(guest_addr = range.0, len = range.1, "DMA_UNMAP");
         self.memory = memory;
-        self.mapped.retain(|mapped| !mapped.range.is_within(range.0, range.1));
+        if removed > 0 {
+            self.remove_range(from, to);
+        }
         self.publish_memory(backend);
         Ok(unmap.as_bytes().to_vec())
+    }
+
+    /// Notes a range. It becomes one with its neighbours of the same file, so that one descriptor is enough for them.
+    fn add_range(&mut self, mut range: SavedRange, file: OwnedFd) {
+        let is_neighbour = |other: &Mapped, range: &SavedRange| {
+            (other.range.is_before(range) || range.is_before(&other.range))
+                && memory::is_same_file(other.file.as_fd(), file.as_fd())
+        };
+        while let Some(at) = self.mapped.iter().position(|other| is_neighbour(other, &range)) {
+            let SavedRange { guest_addr, len, offset, .. } = self.mapped.swap_remove(at).range;
+            range.guest_addr = range.guest_addr.min(guest_addr);
+            range.offset = range.offset.min(offset);
+            range.len += len;
+        }
+        self.mapped.push(Mapped { range, file: Arc::new(file) });
+    }
+
+    /// Forgets the addresses from `from` up to `to` of all ranges.
+    fn remove_range(&mut self, from: u64, to: u64) {
+        let left = |Mapped { range, file }: Mapped| {
+            range.without(from, to).map(move |range| Mapped { range, file: file.clone() })
+        };
+        self.mapped = std::mem::take(&mut self.mapped).into_iter().flat_map(left).collect();
     }
 
     fn publish_memory(&self, backend: &mut dyn Backend) {
@@ -699,6 +738,12 @@ fn refused_map(error: &MapError) -> Fault {
             Fault::DmaInvalid
         }
     }
+}
+
+/// Logs why a part of a range is not unmapped, and returns the fault.
+fn refused_unmap((guest_addr, len): (u64, u64), reason: ShareError) -> Fault {
+    tracing::error!(%reason, "DMA_UNMAP of {len} bytes at {guest_addr:#x} would split a region");
+    Fault::DmaCount
 }
 
 /// Returns the fault of a message that came with a descriptor of an unknown kind.

@@ -404,6 +404,48 @@ fn memory_comes_and_goes() {
     assert_eq!(client.device.memory, [both, vec![(0, 0x10_0000)]]);
 }
 
+/// Blocks of one file that come one by one take one descriptor. A block among them can go, and come again.
+#[test]
+fn neighbours_share_a_descriptor() {
+    const BLOCK: u64 = 0x1000;
+    const AT: u64 = 0x40_0000;
+    let mut client = Client::new();
+    client.drive();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 64 * BLOCK).unwrap();
+    let map = |client: &mut Client, index: u64| {
+        let at = index * BLOCK;
+        let mut payload = dma_map(AT + at, BLOCK);
+        payload[8..16].copy_from_slice(&at.to_le_bytes());
+        client.ask(2, &payload, &[file.as_fd()]).unwrap();
+    };
+    let before = client.server.protocol().state().descriptors.len();
+    (0..64).for_each(|index| map(&mut client, index));
+    assert_eq!(client.server.protocol().state().descriptors.len(), before + 1);
+    assert_eq!(client.server.memory().ranges().last(), Some((AT, 64 * BLOCK)));
+
+    client.ask(3, &dma_unmap(AT + 9 * BLOCK, BLOCK), &[]).unwrap();
+    assert!(client.ask(3, &dma_unmap(AT + 9 * BLOCK, BLOCK), &[]).is_err(), "it is gone");
+    let ranges = |client: &Client| client.server.memory().ranges().skip(1).collect::<Vec<_>>();
+    let parts = vec![(AT, 9 * BLOCK), (AT + 10 * BLOCK, 54 * BLOCK)];
+    assert_eq!(ranges(&client), parts);
+    assert_eq!(client.server.protocol().state().descriptors.len(), before + 2);
+    assert_eq!(client.device.memory.last().unwrap()[1..], parts);
+    client.succeed(client.server.protocol().state()).unwrap();
+    assert_eq!(ranges(&client), parts, "in another process");
+    for part in [0_u64, 8, 10, 63] {
+        let mut found = [0; 8];
+        rustix::io::pwrite(&file, &part.to_ne_bytes(), part * BLOCK).unwrap();
+        client.server.memory().read(AT + part * BLOCK, &mut found).unwrap();
+        assert_eq!(u64::from_ne_bytes(found), part);
+    }
+    map(&mut client, 9);
+    assert_eq!(client.server.protocol().state().descriptors.len(), before + 1);
+    client.ask(3, &dma_unmap(AT, 64 * BLOCK), &[]).unwrap();
+    assert!(ranges(&client).is_empty());
+    assert_eq!(client.server.protocol().state().descriptors.len(), before);
+}
+
 fn dma_unmap(address: u64, size: u64) -> Vec<u8> {
     let mut payload = 24u32.to_le_bytes().to_vec();
     payload.extend(0u32.to_le_bytes());
