@@ -10,15 +10,19 @@ VERSION = re.compile(r"K?TAP version \d+$")
 NO_TESTS = re.compile(r"1\.\.0(?:\s*# *SKIP *(.*))?$")
 # Lines that say what the results say already.
 NOISE = re.compile(r"\s*(K?TAP version|# Totals)")
+# The name of results that say that a feature is not there.
+WITHOUT = "without"
 # The statuses that kselftests end with when all tests passed, and when all were skipped.
 KSFT_PASS, KSFT_SKIP = 0, 4
 
 
-def report(results, label, text, status):
+def report(results, label, text, status, known=None):
     """Reports each result in the output of a program, and makes up for results that were announced and did not come.
 
-    label: stands in front of the results' names. status: the program's exit status, or "hangs".
+    label: stands in front of the results' names. status: the program's exit status, or "hangs". known: the names of the
+    results that may be skipped, or say that there is no such feature; None for any.
     """
+    results = results if known is None else Known(results, known)
     lines = [line.rstrip("\r") for line in text.split("\n")]
     start = next((number for number, line in enumerate(lines) if VERSION.match(line)), len(lines))
     note(results, label, lines[:start])
@@ -52,6 +56,26 @@ def report(results, label, text, status):
         results.result(f"{label}: ended early, status {status}, {seen} of {planned} results", False)
     if planned is not None and seen >= planned and status not in (KSFT_PASS, KSFT_SKIP) and not failed:
         results.result(f"{label}: exit status {status}", False)
+
+
+class Known:
+    """Takes results, and fails those that are left out without being known for that."""
+
+    def __init__(self, results, known):
+        self.results = results
+        self.known = known
+
+    def result(self, name, passed=True, skip=None):
+        """Reports one result."""
+        left_out = skip is not None or name.rpartition(": ")[2] == WITHOUT
+        if left_out and name not in self.known:
+            self.results.note(f"left out: {skip or 'a feature is not there'}; tools/test/skips does not have it")
+            passed, skip = False, None
+        return self.results.result(name, passed, skip)
+
+    def note(self, text):
+        """Adds diagnosis."""
+        self.results.note(text)
 
 
 def note(results, label, lines):

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Runs the kselftests in guests, which see them in /mnt/virtio_rdma."""
 
+import functools
 import os
 import random
 import re
 import signal
 import time
 
-from virtio_rdma.common import Failure
+from virtio_rdma.common import TOP, Failure
 from virtio_rdma.guests.hostile import Orders
 from virtio_rdma.tests import ktap
 from virtio_rdma.tests.networks import HANG_SECONDS
@@ -22,6 +23,8 @@ FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 SLEEPS = "suspend.sh"
 # The bound on it, in seconds: a debug kernel in an emulated guest needs minutes to write its memory to a disk.
 SLEEPS_SECONDS = 1800
+# Which results may be left out.
+SKIPS = os.path.join(TOP, "tools/test/skips")
 # The environment of a host by itself.
 ALONE = {"PEERS": ""}
 
@@ -33,6 +36,14 @@ def programs(share):
     found = re.search(r"^TEST_PROGS := (.*)$", text, re.MULTILINE)
     assert found, f"{share}: no TEST_PROGS"
     return found[1].split()
+
+
+@functools.cache
+def known_skips():
+    """Returns the names of the results that may be left out in user-mode Linux."""
+    with open(SKIPS, encoding="ascii") as file:
+        lines = [line.strip() for line in file]
+    return frozenset(line for line in lines if line and line[0] not in "#=")
 
 
 def seed_of(label):
@@ -47,6 +58,7 @@ class Program:
     def __init__(self, results, platform, path, guest, env=None, label=""):
         self.results = results
         self.label = label + path.partition(" ")[0]
+        self.known = known_skips() if (platform.vmm, platform.kernel) == ("uml", "plain") else None
         self.start = time.monotonic()
         env = {"ROUNDS": str(ROUNDS[platform.vmm, platform.kernel]), "SEED": seed_of(self.label), **(env or {})}
         if platform.is_slow:
@@ -74,7 +86,7 @@ class Program:
             waiting.done.wait(WHO_WAITS_SECONDS)
             self.results.note(waiting.text)
             self.job.kill(signal.SIGKILL)
-        ktap.report(self.results, self.label, self.output, status)
+        ktap.report(self.results, self.label, self.output, status, self.known)
         self.results.note(f"{self.label}: {time.monotonic() - self.start:.0f} s")
 
 

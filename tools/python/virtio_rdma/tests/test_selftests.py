@@ -7,7 +7,7 @@ import re
 import pytest
 
 from virtio_rdma.guests import hostile
-from virtio_rdma.tests import networks, selftests
+from virtio_rdma.tests import features, networks, rules, selftests
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, between, sleeps
 
@@ -77,8 +77,17 @@ class TestOneGuest:
             return program.startswith(DATA_PATH) and program not in BETWEEN_HOSTS
         return not program.endswith("_hosts.py") and program != SLEEPS
 
+    @only(lambda where: where.path == "rings")
+    def test_features(self, guest, results):
+        """The default guest has all features of the specification, so no program leaves one out."""
+        missing = features.missing(guest)
+        if missing:
+            results.note("missing: " + "; ".join(missing))
+        results.result("the default guest has all features", not missing)
+
     def test_program(self, program, guest, platform, label, results):
-        Program(results, platform, program, guest, ALONE, label).finish()
+        with rules.kept(results, guest, program, label):
+            Program(results, platform, program, guest, ALONE, label).finish()
 
     def test_objects(self, network, results):
         networks.agree(results, network)
@@ -119,9 +128,10 @@ class TestTwoGuests:
 def traffic(results, guest, name):
     """Starts a program that uses the device until that is gone, and returns its job once it does."""
     job = guest.start("cd /mnt/virtio_rdma/verbs && exec ./traffic.py")
-    if not job.shows("running", HANG_SECONDS):
+    runs = job.shows("running", HANG_SECONDS)
+    if not runs:
         results.note(job.text)
-    results.result(name, job.status is None)
+    results.result(name, runs and job.status is None)
     return job
 
 

@@ -65,12 +65,15 @@ class Faulty(Ulp):
     def survives(self, name, fault, rounds):
         """A fault comes some times under load: no byte is lost, and the load goes on."""
         job = self.loaded(self.load)
+        done = 0
         for _ in range(rounds):
             fault()
             # Two more begin after each fault.
             times = job.text.count("running") + 2
             if not job.shows("running", HANG_SECONDS, times):
                 break
+            done += 1
+        self.result(f"{name}: load_goes_on", done == rounds)
         self.do(self.host, "touch", "/tmp/ulp/stop", name=f"{name}: load_told_to_end")
         passed = job.wait(HANG_SECONDS) == 0
         if not passed:

@@ -67,10 +67,11 @@ class Case:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a case came to: why it failed, if it did, and what both sides said."""
+    """What a case came to: why it failed, if it did, what both sides said, and how often they began again."""
 
     failure: str = ""
     text: str = ""
+    again: int = 0
 
     def brief(self):
         """Returns the outcome in some words."""
@@ -141,8 +142,9 @@ def run(case, guests, names, seconds, stuck=None):
     """Runs a case, and returns its Outcome. Where a server does not listen yet although it said so, both sides begin
     again. seconds: the bound on each side. stuck: is called when a side does not end."""
     outcome = Outcome()
-    for _ in range(ATTEMPTS):
+    for again in range(ATTEMPTS):
         outcome = attempt(case, guests, names, seconds, stuck)
+        outcome.again = again
         if not outcome.failure or not NOT_YET.search(outcome.text):
             break
     return outcome
@@ -210,6 +212,8 @@ def end(jobs):
 def report(results, case, guests, names, seconds, prefix=""):
     """Runs a case, and reports it with a prefix in front of its name."""
     outcome = run(case, guests, names, seconds)
+    if outcome.again:
+        results.note(f"both sides began again, {outcome.again} times")
     if outcome.failure:
         results.note(f"{outcome.failure}\n{outcome.text}")
     results.result(f"{prefix}{case}", not outcome.failure)

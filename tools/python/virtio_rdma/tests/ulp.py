@@ -151,9 +151,12 @@ class Ulp:
         self.result("reconnects")
 
     def loaded(self, *words):
-        """Starts a load that runs until it is told to end."""
+        """Starts a load that runs until it is told to end. Stops the test if it does not run."""
         job = self.start(self.host, *words)
-        job.shows("running", HANG_SECONDS)
+        if not job.shows("running", HANG_SECONDS):
+            self.results.note(job.text)
+            self.result("load_runs", False)
+            raise Stop
         return job
 
     def loses_target(self):
