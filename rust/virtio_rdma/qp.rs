@@ -343,9 +343,9 @@ impl Qp {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for data inline that is too long, or that the operation or the queue has no place for.
+    /// `EINVAL` for data inline that is a program's, is too long, or that the operation or the queue has no place for.
     fn payload<'a>(&self, wr: &ib::SendWr<'a, Hca>, opcode: WrOpcode) -> Result<Payload<'a>> {
-        let Some(data) = wr.inline_data() else {
+        let Some(data) = wr.inline_data()? else {
             return Ok(Payload::Sges(wr.sges()));
         };
         let carries = matches!(

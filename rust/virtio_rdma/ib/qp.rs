@@ -33,6 +33,7 @@ use super::{
     },
     wr::{
         finish_post,
+        Poster,
         RecvWrs,
         SendWrs, //
     },
@@ -432,7 +433,12 @@ pub(super) unsafe extern "C" fn post_send<D: Driver>(
     // QP of this type, which may be empty.
     let (qp, mut wrs) = unsafe {
         let datagram = QpType::try_from((*raw).qp_type).is_ok_and(QpType::has_datagrams);
-        (Qp::<D>::from_raw(raw), SendWrs::new(wr, datagram))
+        let poster = if (*raw).uobject.is_null() {
+            Poster::Kernel
+        } else {
+            Poster::Program
+        };
+        (Qp::<D>::from_raw(raw), SendWrs::new(wr, datagram, poster))
     };
     let result = if wr.is_null() {
         qp.ring_send_doorbell()

@@ -134,6 +134,7 @@ pub(crate) struct FastReg<'a, D: Driver> {
 pub(crate) struct SendWr<'a, D: Driver> {
     raw: &'a bindings::ib_send_wr,
     datagram: bool,
+    poster: Poster,
     _driver: PhantomData<D>,
 }
 
@@ -171,11 +172,19 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 
     /// Returns the inline data; `None` for a work request without IB_SEND_INLINE.
-    pub(crate) fn inline_data(&self) -> Option<InlineData<'a>> {
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a work request of a program, which uverbs hands over with the flag as it is: its SGEs name the data
+    /// by addresses of the program, or by any that it likes.
+    pub(crate) fn inline_data(&self) -> Result<Option<InlineData<'a>>> {
         if self.raw.send_flags & bindings::ib_send_flags_IB_SEND_INLINE == 0 {
-            return None;
+            return Ok(None);
         }
-        Some(InlineData { sges: self.sges() })
+        match self.poster {
+            Poster::Kernel => Ok(Some(InlineData { sges: self.sges() })),
+            Poster::Program => Err(EINVAL),
+        }
     }
 
     /// Returns the remote side; `None` for an opcode that has none.
@@ -263,8 +272,21 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 }
 
+/// Whose work requests a QP gets.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Poster {
+    /// A consumer in the kernel, which owns the memory that it names by addresses of the kernel.
+    Kernel,
+    /// A program, by uverbs.
+    Program,
+}
+
 /// Data that a work request is to carry itself. Its SGEs name the data by addresses of the kernel. The memory
 /// belongs to the consumer again as soon as the work request is posted.
+///
+/// # Invariants
+///
+/// The work request is one of [`Poster::Kernel`].
 #[derive(Clone, Copy)]
 pub(crate) struct InlineData<'a> {
     sges: &'a [bindings::ib_sge],
@@ -281,8 +303,8 @@ impl<'a> InlineData<'a> {
         let pieces = self.sges.iter().filter(|sge| sge.length != 0);
         pieces.flat_map(|sge| {
             let start = core::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-            // SAFETY: The consumer lets the driver read as many bytes there as the SGE says, and nobody changes them
-            // while the work request is posted.
+            // SAFETY: By the type invariants the address is one of a consumer in the kernel, which lets the driver read
+            // as many bytes there as the SGE says. Nobody changes them while the work request is posted.
             let piece = unsafe { core::slice::from_raw_parts(start, sge.length as usize) };
             piece.iter().copied()
         })
@@ -307,6 +329,7 @@ pub(crate) struct SendWrs<'a, D: Driver> {
     current: *const bindings::ib_send_wr,
     begun: bool,
     datagram: bool,
+    poster: Poster,
     _list: PhantomData<&'a D>,
 }
 
@@ -316,12 +339,17 @@ impl<D: Driver> SendWrs<'_, D> {
     /// # Safety
     ///
     /// `head` must be null or the head of a list of work requests that stays valid for the lifetime, of a QP that
-    /// `datagram` is true of.
-    pub(super) unsafe fn new(head: *const bindings::ib_send_wr, datagram: bool) -> Self {
+    /// `datagram` is true of. `poster` must be [`Poster::Program`] if the QP is one of a program.
+    pub(super) unsafe fn new(
+        head: *const bindings::ib_send_wr,
+        datagram: bool,
+        poster: Poster,
+    ) -> Self {
         Self {
             current: head,
             begun: false,
             datagram,
+            poster,
             _list: PhantomData,
         }
     }
@@ -341,6 +369,7 @@ impl<'a, D: Driver> Iterator for SendWrs<'a, D> {
         Some(SendWr {
             raw,
             datagram: self.datagram,
+            poster: self.poster,
             _driver: PhantomData,
         })
     }

@@ -143,7 +143,9 @@ def kernel_does_not_post(_rng):
         rings = QpRings()
         qp, _, _ = program.qp(rings)
         before = bytes(rings.memory)
-        fails(errno.EOPNOTSUPP, program.verbs.post, POST_SEND, qp, [abi.IbUverbsSendWr(opcode=abi.IB_UVERBS_WR_SEND)])
+        for flags in (0, abi.SEND_INLINE):
+            request = abi.IbUverbsSendWr(opcode=abi.IB_UVERBS_WR_SEND, send_flags=flags)
+            fails(errno.EOPNOTSUPP, program.verbs.post, POST_SEND, qp, [request])
         fails(errno.EOPNOTSUPP, program.verbs.post, POST_RECV, qp, [abi.IbUverbsRecvWr()])
         fails(errno.EOPNOTSUPP, program.verbs.poll_cq, program.cq)
         ktap.same_bytes(bytes(rings.memory)[:128], before[:128], "the program's part of the head")
