@@ -182,8 +182,13 @@ impl Protocol for VhostUser {
     }
 
     fn queues(&self) -> Vec<QueueSetup> {
-        let running = (0..self.vrings.len()).filter(|index| self.vrings[*index].running.is_some());
-        running.filter_map(|index| self.setup(index).ok()).collect()
+        let started = (0..self.vrings.len()).filter(|index| self.vrings[*index].started.is_some());
+        started.filter_map(|index| self.setup(index).ok()).collect()
+    }
+
+    /// One queue that has stopped stops the device: its other queues are of no use without that one.
+    fn is_paused(&self) -> bool {
+        self.vrings.iter().any(Vring::is_stopped)
     }
 
     fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
@@ -266,10 +271,10 @@ impl VhostUser {
         this.backend_requests = descriptors.next();
         (this.features, this.status) = (saved.features, saved.status);
         this.protocol_features = saved.protocol_features;
-        let running = (0..).zip(&saved.vrings).filter(|(_, vring)| vring.is_running());
-        for (index, _) in running {
+        let started = (0..).zip(&saved.vrings).filter(|(_, vring)| vring.has_started());
+        for (index, _) in started {
             let refused = |_| ResumeError::Value { what: "address of queue", value: index as u64 };
-            this.vrings[index].running = Some(this.layout(index).map_err(refused)?);
+            this.vrings[index].started = Some(this.layout(index).map_err(refused)?);
         }
         Ok(this)
     }
@@ -316,16 +321,17 @@ impl VhostUser {
             request::GET_MAX_MEM_SLOTS => return Ok(Answer::of(&MEM_SLOTS)),
             request::ADD_MEM_REG => self.add_region(&parse(payload)?, fds, backend)?,
             request::REM_MEM_REG => self.remove_region(&parse(payload)?, backend)?,
-            request::SET_VRING_NUM => self.set_size(parse(payload)?)?,
+            request::SET_VRING_NUM => self.set_size(parse(payload)?, backend)?,
             request::SET_VRING_ADDR => self.set_addr(parse(payload)?, backend)?,
-            request::SET_VRING_BASE => self.set_base(parse(payload)?)?,
+            request::SET_VRING_BASE => self.set_base(parse(payload)?, backend)?,
             request::GET_VRING_BASE => return self.get_base(parse(payload)?, backend),
             request::SET_VRING_KICK => self.set_kick(parse(payload)?, fds, backend)?,
             request::SET_VRING_CALL => self.set_call(parse(payload)?, fds)?,
             request::SET_VRING_ENABLE => self.set_enable(parse(payload)?, backend)?,
             request::SET_BACKEND_REQ_FD => self.set_backend_requests(only(fds)?)?,
             request::GET_CONFIG => return get_config(payload, backend),
-            request::SET_CONFIG => return Err(Fault::ConfigWrite),
+            // The fields are read-only, and some front ends end if this is refused.
+            request::SET_CONFIG => self.faults.count(Fault::ConfigWrite, header.request),
             request::SET_STATUS => self.set_status(parse(payload)?, backend),
             request::GET_STATUS => return Ok(Answer::of(&self.status)),
             _ => return Err(Fault::UnknownRequest),
@@ -337,8 +343,10 @@ impl VhostUser {
         if features & !offered(backend) != 0 {
             return Err(Fault::Features);
         }
+        if self.is_paused() && features != self.features {
+            self.renew(backend);
+        }
         self.features = features;
-        backend.set_features(features);
         Ok(())
     }
 
@@ -358,34 +366,53 @@ impl VhostUser {
         self.status = status | self.status & STATUS_NEEDS_RESET;
     }
 
-    /// Stops every queue and forgets what the front end said of them.
+    /// Resets the device and forgets what the front end said of its queues.
     fn reset(&mut self, backend: &mut dyn Backend) {
-        self.stop(backend);
+        self.renew(backend);
         for vring in &mut self.vrings {
             *vring = Vring { call: Arc::clone(&vring.call), ..Vring::default() };
+        }
+    }
+
+    /// Resets the device, if it has started. What the front end said of its queues is for the device's next life.
+    fn renew(&mut self, backend: &mut dyn Backend) {
+        if self.has_started() {
+            backend.reset();
+        }
+        for vring in &mut self.vrings {
+            vring.started = None;
         }
         self.status = 0;
     }
 
-    /// Stops the device, and each queue with it, if any runs.
-    fn stop(&mut self, backend: &mut dyn Backend) {
-        if self.vrings.iter().any(|vring| vring.running.is_some()) {
-            backend.reset();
-        }
-        for vring in &mut self.vrings {
-            if let Some(layout) = vring.running.take() {
-                vring.stopped = Some(layout);
-                vring.enabled = false;
-                vring.kick = None;
+    /// Returns whether the device has a queue.
+    fn has_started(&self) -> bool {
+        self.vrings.iter().any(|vring| vring.started.is_some())
+    }
+
+    /// Has a queue stop as `stop` says, and the device with it.
+    fn stop(
+        &mut self,
+        index: u64,
+        stop: fn(&mut Vring),
+        backend: &mut dyn Backend,
+    ) -> Result<(), Fault> {
+        let was_paused = self.is_paused();
+        stop(self.vring(index)?);
+        if self.is_paused() && !was_paused {
+            backend.freeze();
+            for vring in &mut self.vrings {
+                vring.is_base_old = vring.started.is_some();
             }
         }
+        Ok(())
     }
 
     /// Notes where the queues that have stopped would go on. The device writes to them no more.
     fn note_bases(&mut self) {
         for vring in &mut self.vrings {
-            if let Some(layout) = vring.stopped.take() {
-                vring.base = used_index(&self.memory, &layout);
+            if let (true, Some(layout)) = (std::mem::take(&mut vring.is_base_old), &vring.started) {
+                vring.base = used_index(&self.memory, layout);
             }
         }
     }
@@ -448,39 +475,57 @@ impl VhostUser {
 
     fn change_memory(&mut self, memory: GuestMemory, backend: &mut dyn Backend) {
         self.memory = memory;
-        if self.vrings.iter().any(|vring| vring.running.is_some()) {
+        if self.has_started() {
             backend.set_memory(&self.memory);
         }
     }
 
     /// Front ends do not ask for the largest size, so only the limits of rings hold here.
-    fn set_size(&mut self, state: VringState) -> Result<(), Fault> {
+    fn set_size(&mut self, state: VringState, backend: &mut dyn Backend) -> Result<(), Fault> {
         let vring = self.idle(state.index.into())?;
         let size = u16::try_from(state.num).map_err(|_| Fault::QueueValue)?;
         if !size.is_power_of_two() || size > ring::MAX_SIZE {
             return Err(Fault::QueueValue);
         }
+        let is_other = vring.started.is_some() && vring.size != size;
         vring.size = size;
+        self.renew_if(is_other, backend);
         Ok(())
     }
 
     fn set_addr(&mut self, addr: VringAddr, backend: &mut dyn Backend) -> Result<(), Fault> {
-        self.idle(addr.index.into())?.addr = Some(addr);
-        self.start_if_ready(addr.index as usize, backend)
+        let index = addr.index as usize;
+        let vring = self.idle(addr.index.into())?;
+        vring.addr = Some(addr);
+        let started = vring.started.as_ref().map(places);
+        let is_other = started.is_some() && started != self.layout(index).ok().as_ref().map(places);
+        self.renew_if(is_other, backend);
+        self.start_if_ready(index, backend)
     }
 
-    fn set_base(&mut self, state: VringState) -> Result<(), Fault> {
+    /// All that the driver made came through the first queue. So an index of 0 there is always that of a new ring, or
+    /// of a device that has nothing to lose.
+    fn set_base(&mut self, state: VringState, backend: &mut dyn Backend) -> Result<(), Fault> {
         let base = u16::try_from(state.num).map_err(|_| Fault::QueueValue)?;
-        self.idle(state.index.into())?.base = base;
+        let vring = self.idle(state.index.into())?;
+        let is_first = state.index == 0 && base == 0;
+        let is_other = vring.started.is_some() && (vring.base != base || is_first);
+        vring.base = base;
+        self.renew_if(is_other, backend);
         Ok(())
     }
 
-    /// Stops the queue, and with it the device. The answer says where the queue would go on.
+    /// Resets the device that is paused if a queue `is_other`: the driver has begun again, and the front end has no
+    /// other sign of that.
+    fn renew_if(&mut self, is_other: bool, backend: &mut dyn Backend) {
+        if is_other {
+            self.renew(backend);
+        }
+    }
+
+    /// Stops the queue, and pauses the device with it. The answer says where the queue would go on.
     fn get_base(&mut self, state: VringState, backend: &mut dyn Backend) -> Result<Answer, Fault> {
-        let index = state.index as usize;
-        self.vring(index as u64)?;
-        self.stop(backend);
-        self.vring(index as u64)?.kick = None;
+        self.stop(state.index.into(), |vring| vring.kick = None, backend)?;
         Ok(Answer::Base(state.index))
     }
 
@@ -493,11 +538,12 @@ impl VhostUser {
         let fd = vring_fd(which, fds)?;
         check_event(fd.as_ref())?;
         let plain = self.features & F_PROTOCOL_FEATURES == 0;
+        let was_paused = self.is_paused();
         let vring = self.idle(which & VRING_INDEX)?;
         vring.kick = fd.map(Arc::new);
         // Without the feature there is no SET_VRING_ENABLE, and the kick starts the queue.
         vring.enabled |= plain;
-        self.start_if_ready((which & VRING_INDEX) as usize, backend)
+        self.go_on((which & VRING_INDEX) as usize, was_paused, backend)
     }
 
     fn set_backend_requests(&mut self, fd: OwnedFd) -> Result<(), Fault> {
@@ -521,30 +567,53 @@ impl VhostUser {
             1 => true,
             _ => return Err(Fault::QueueValue),
         };
-        let vring = self.vring(state.index.into())?;
-        let runs = vring.running.is_some();
-        vring.enabled = enable;
-        match (enable, runs) {
-            (true, _) => self.start_if_ready(state.index as usize, backend),
-            (false, true) => {
-                self.stop(backend);
-                Ok(())
-            }
-            (false, false) => Ok(()),
+        if !enable {
+            return self.stop(state.index.into(), |vring| vring.enabled = false, backend);
         }
+        let was_paused = self.is_paused();
+        self.vring(state.index.into())?.enabled = true;
+        self.go_on(state.index as usize, was_paused, backend)
     }
 
+    /// Starts a queue if it is ready, and ends the pause if it was the last one that had stopped.
+    fn go_on(
+        &mut self,
+        index: usize,
+        was_paused: bool,
+        backend: &mut dyn Backend,
+    ) -> Result<(), Fault> {
+        if was_paused && !self.is_paused() {
+            backend.thaw(self.queues()).map_err(|error| {
+                tracing::warn!(queue = index, error, "the device does not go on");
+                self.vrings[index].kick = None;
+                Fault::QueueSetup
+            })?;
+        }
+        self.start_if_ready(index, backend)
+    }
+
+    /// Starts a queue if it is ready. Queues that were ready before a reset by new rings start with the first.
     fn start_if_ready(&mut self, index: usize, backend: &mut dyn Backend) -> Result<(), Fault> {
         if !self.vrings[index].is_ready() {
             return Ok(());
         }
+        if self.has_started() {
+            return self.start(index, backend);
+        }
+        backend.set_features(self.features);
+        self.start(index, backend)?;
+        let others = (0..self.vrings.len()).filter(|other| self.vrings[*other].is_ready());
+        others.collect::<Vec<_>>().into_iter().try_for_each(|other| self.start(other, backend))
+    }
+
+    fn start(&mut self, index: usize, backend: &mut dyn Backend) -> Result<(), Fault> {
         let queue = self.setup(index)?;
         let layout = queue.layout;
         backend.start(&self.memory, vec![queue]).map_err(|error| {
             tracing::warn!(queue = index, error, "the queue does not start");
             Fault::QueueSetup
         })?;
-        self.vrings[index].running = Some(layout);
+        self.vrings[index].started = Some(layout);
         Ok(())
     }
 
@@ -566,8 +635,7 @@ impl VhostUser {
     fn setup(&self, index: usize) -> Result<QueueSetup, Fault> {
         let layout = self.layout(index)?;
         let vring = &self.vrings[index];
-        let kick = vring.kick.clone().ok_or(Fault::QueueSetup)?;
-        let (kick, signal) = (Some(kick), vring.call.clone());
+        let (kick, signal) = (vring.kick.clone(), vring.call.clone());
         let index = u16::try_from(index).map_err(|_| Fault::QueueIndex)?;
         Ok(QueueSetup { index, layout, base: vring.base, kick, signal })
     }
@@ -579,12 +647,18 @@ impl VhostUser {
 
     /// Returns a queue, which must not run.
     fn idle(&mut self, index: u64) -> Result<&mut Vring, Fault> {
+        let is_paused = self.is_paused();
         let vring = self.vring(index)?;
-        if vring.running.is_some() {
+        if vring.started.is_some() && !is_paused {
             return Err(Fault::QueueRunning);
         }
         Ok(vring)
     }
+}
+
+/// Returns where the parts of a ring are.
+fn places(layout: &Layout) -> [u64; 3] {
+    [layout.desc, layout.avail, layout.used]
 }
 
 /// Returns the feature bits that the device and this transport offer.

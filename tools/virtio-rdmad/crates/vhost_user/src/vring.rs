@@ -18,23 +18,33 @@ pub(crate) struct Vring {
     pub(crate) addr: Option<VringAddr>,
     pub(crate) kick: Option<Arc<OwnedFd>>,
     pub(crate) enabled: bool,
-    /// The layout that the queue runs with, if it runs.
-    pub(crate) running: Option<Layout>,
-    /// The layout that the queue ran with, until `base` is what the device left there.
-    pub(crate) stopped: Option<Layout>,
+    /// The layout that the device has the queue with, if the queue has started since the last reset.
+    pub(crate) started: Option<Layout>,
+    /// Whether `base` is not yet what the device left in the queue, which has stopped.
+    pub(crate) is_base_old: bool,
     pub(crate) call: Arc<Call>,
 }
 
+/// How far a queue has come. The encoding of the first two is that of a `bool`, which earlier versions had in this place:
+/// they read a state without stopped queues, and refuse one that has some.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+enum Phase {
+    /// The device does not have the queue.
+    New,
+    /// The queue runs.
+    Runs,
+    /// The device has the queue, which the front end has stopped or disabled.
+    Stopped,
+}
+
 /// What the front end has said of one queue, without its descriptors.
-#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Saved {
     size: u16,
     base: u16,
     addr: Option<VringAddr>,
     enabled: bool,
-    /// Whether the queue runs.
-    running: bool,
+    phase: Phase,
     /// Which descriptors there are.
     kick: bool,
     call: bool,
@@ -46,9 +56,9 @@ impl Saved {
         usize::from(self.kick) + usize::from(self.call)
     }
 
-    /// Returns whether the queue runs.
-    pub(crate) fn is_running(&self) -> bool {
-        self.running
+    /// Returns whether the device has the queue.
+    pub(crate) fn has_started(&self) -> bool {
+        self.phase != Phase::New
     }
 }
 
@@ -62,13 +72,13 @@ impl Vring {
             base: self.base,
             addr: self.addr,
             enabled: self.enabled,
-            running: self.running.is_some(),
+            phase: self.phase(),
             kick: self.kick.is_some(),
             call: call.is_some(),
         }
     }
 
-    /// Makes a queue that does not run of what the front end has said, with the descriptors in the same order.
+    /// Makes a queue that has not started of what the front end has said, with the descriptors in the same order.
     pub(crate) fn load(
         saved: &Saved,
         descriptors: &mut impl Iterator<Item = Arc<OwnedFd>>,
@@ -77,13 +87,29 @@ impl Vring {
         let mut take = |is_there: bool| is_there.then(|| descriptors.next()).flatten();
         let kick = take(saved.kick);
         let call = Arc::new(Call::of(take(saved.call)));
-        Self { size, base, addr, kick, enabled, running: None, stopped: None, call }
+        Self { size, base, addr, kick, enabled, started: None, is_base_old: false, call }
     }
 
-    /// Returns whether the front end has said everything that the queue needs, and it does not run
-    /// yet.
+    /// Returns whether the front end wants the queue to run.
+    fn is_wanted(&self) -> bool {
+        self.enabled && self.kick.is_some()
+    }
+
+    /// Returns whether the front end has said everything that the queue needs, and it has not started.
     pub(crate) fn is_ready(&self) -> bool {
-        let complete = self.addr.is_some() && self.kick.is_some() && self.size > 0;
-        self.enabled && complete && self.running.is_none()
+        self.is_wanted() && self.addr.is_some() && self.size > 0 && self.started.is_none()
+    }
+
+    /// Returns whether the device has the queue, and the front end has stopped or disabled it.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.started.is_some() && !self.is_wanted()
+    }
+
+    fn phase(&self) -> Phase {
+        match (&self.started, self.is_stopped()) {
+            (None, _) => Phase::New,
+            (Some(_), false) => Phase::Runs,
+            (Some(_), true) => Phase::Stopped,
+        }
     }
 }

@@ -71,9 +71,11 @@ pub const F_VERSION_1: u64 = 1 << 32;
 pub const PROTOCOL_F_REPLY_ACK: u64 = 1 << 3;
 /// The protocol features that are served: several queues, REPLY_ACK, a connection for requests of
 /// the back end (kept open for the front end to see its end), configuration space, RESET_DEVICE,
-/// memory regions one by one, device status.
-pub const PROTOCOL_FEATURES: u64 =
-    1 | PROTOCOL_F_REPLY_ACK | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
+/// memory regions one by one.
+///
+/// The device status is not: QEMU writes 0 there at each stop of a VM, which would reset the device. Its requests are
+/// served for front ends to which an earlier version has offered it.
+pub const PROTOCOL_FEATURES: u64 = 1 | PROTOCOL_F_REPLY_ACK | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15;
 
 /// `u64` payload of SET_VRING_KICK and its like: the queue's index.
 pub const VRING_INDEX: u64 = 0xff;

@@ -22,6 +22,12 @@ const NEED_REPLY: u32 = 1 << 3;
 struct Device {
     started: Vec<QueueSetup>,
     resets: usize,
+    freezes: usize,
+    is_frozen: bool,
+    /// The queues of the last thaw, and how many thaws there were.
+    thawed: Vec<QueueSetup>,
+    thaws: usize,
+    features: u64,
     /// The memory that the device last got.
     memory: Option<GuestMemory>,
     /// The queues of a device that has failed, and where they go on.
@@ -38,6 +44,8 @@ impl Backend for Device {
     }
     fn set_features(&mut self, features: u64) {
         assert_eq!(features & !self.features(), 1 << 30 & features | 1 << 32 & features);
+        assert!(self.started.is_empty(), "features change while queues run");
+        self.features = features;
     }
     fn config(&self) -> &[u8] {
         b"configuration"
@@ -63,7 +71,21 @@ impl Backend for Device {
     fn reset(&mut self) {
         self.started.clear();
         self.resets += 1;
+        self.is_frozen = false;
         self.is_busy = self.is_slow;
+    }
+    fn freeze(&mut self) {
+        assert!(!self.is_frozen);
+        self.freezes += 1;
+        self.is_frozen = true;
+        self.is_busy = self.is_slow;
+    }
+    fn thaw(&mut self, queues: Vec<QueueSetup>) -> Result<(), String> {
+        assert!(self.is_frozen);
+        self.is_frozen = false;
+        self.thaws += 1;
+        self.thawed = queues;
+        Ok(())
     }
     fn is_settled(&self) -> bool {
         !self.is_busy
@@ -272,19 +294,198 @@ fn queues_start_signal_and_stop() {
     signal.signal();
     assert!(rustix::io::read(&other, &mut [0; 8]).is_err());
 
-    // One that stops takes all along; it would go on where the used ring says.
+    // One that stops pauses the device; it would go on where the used ring says.
     let base = front.ask(11, &state(3, 0), &[], 0).unwrap();
     assert_eq!(base, state(3, 77));
-    assert_eq!((front.device.started.len(), front.device.resets), (0, 1));
     assert_eq!(front.ack(18, &state(0, 0), &[]), 0);
-    assert_eq!(front.device.resets, 1);
+    assert_eq!((front.device.started.len(), front.device.resets, front.device.freezes), (2, 0, 1));
 
-    // And again.
+    // RESET_DEVICE resets it, and it starts again.
+    assert_eq!(front.ack(34, &[], &[]), 0);
+    assert_eq!((front.device.started.len(), front.device.resets), (0, 1));
     front.set_up(0, &kick, &call);
     assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
     assert_eq!(front.device.started.len(), 1);
-    assert_eq!(front.ack(39, &0_u64.to_ne_bytes(), &[]), 0);
+    assert_eq!(front.ack(34, &[], &[]), 0);
     assert_eq!((front.device.started.len(), front.device.resets), (0, 2));
+}
+
+/// Returns a front end with the queues 0 and 3, of which the device has used 5 and 0 buffers.
+fn running() -> FrontEnd {
+    let mut front = FrontEnd::negotiated();
+    for queue in [0, 3] {
+        front.set_up(queue, &event(), &event());
+        let used = USER + 0x8000 * u64::from(queue);
+        assert_eq!(front.ack(9, &ring(queue, used), &[]), 0);
+        assert_eq!(front.ack(18, &state(queue, 1), &[]), 0);
+    }
+    rustix::io::pwrite(&front.memory, &5_u16.to_le_bytes(), 2).unwrap();
+    front
+}
+
+/// The address of a queue whose used ring is at `used`.
+fn ring(queue: u32, used: u64) -> Vec<u8> {
+    let addresses = [USER + 0x4000, used, USER + 0x5000, u64::MAX].map(u64::to_ne_bytes).concat();
+    [state(queue, 0), addresses].concat()
+}
+
+/// What the device saw since it started: freezes, thaws, resets; and whether it is frozen.
+fn seen(front: &FrontEnd) -> (usize, usize, usize, bool) {
+    let device = &front.device;
+    (device.freezes, device.thaws, device.resets, device.is_frozen)
+}
+
+/// Cloud Hypervisor pauses a VM by this.
+#[test]
+fn queues_that_are_disabled_and_enabled_pause_the_device() {
+    let mut front = running();
+    for queue in [3, 0] {
+        assert_eq!(front.ack(18, &state(queue, 0), &[]), 0);
+        assert_eq!(seen(&front), (1, 0, 0, true), "{queue}");
+    }
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    assert_eq!(seen(&front), (1, 0, 0, true), "queue 3 is disabled");
+    assert_eq!(front.ack(18, &state(3, 1), &[]), 0);
+    assert_eq!(seen(&front), (1, 1, 0, false));
+    let thawed: Vec<_> = front.device.thawed.iter().map(|queue| queue.index).collect();
+    assert_eq!((thawed, front.device.started.len()), (vec![0, 3], 2));
+    // One queue alone.
+    assert_eq!(front.ack(18, &state(3, 0), &[]), 0);
+    assert_eq!(seen(&front), (2, 1, 0, true));
+    assert_eq!(front.ack(18, &state(3, 1), &[]), 0);
+    assert_eq!(seen(&front), (2, 2, 0, false));
+}
+
+/// QEMU pauses a VM by this. Its features, the memory and the queues come once more, with other descriptors.
+#[test]
+fn queues_that_stop_and_start_where_they_were_pause_the_device() {
+    let mut front = running();
+    for (queue, base) in [(0, 5), (3, 0)] {
+        assert_eq!(front.ask(11, &state(queue, 0), &[], 0), Some(state(queue, base)));
+    }
+    assert_eq!(seen(&front), (1, 0, 0, true));
+    let features = front.u64(1);
+    assert_eq!(front.ack(2, &features.to_ne_bytes(), &[]), 0);
+    let table = [&1_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
+    let memory = front.memory.try_clone().unwrap();
+    assert_eq!(front.ack(5, &table, &[memory.as_fd()]), 0);
+    let kicks = [event(), event()];
+    let call = event();
+    for ((queue, base), kick) in [(0, 5), (3, 0)].into_iter().zip(&kicks) {
+        assert_eq!(seen(&front), (1, 0, 0, true), "{queue}");
+        assert_eq!(front.ack(8, &state(queue, 256), &[]), 0);
+        assert_eq!(front.ack(10, &state(queue, base), &[]), 0);
+        assert_eq!(front.ack(9, &ring(queue, USER + 0x8000 * u64::from(queue)), &[]), 0);
+        assert_eq!(front.ack(12, &u64::from(queue).to_ne_bytes(), &[kick.as_fd()]), 0);
+        assert_eq!(front.ack(13, &u64::from(queue).to_ne_bytes(), &[call.as_fd()]), 0);
+        assert_eq!(front.ack(18, &state(queue, 1), &[]), 0);
+    }
+    assert_eq!(seen(&front), (1, 1, 0, false));
+    for (thawed, kick) in front.device.thawed.iter().zip(&kicks) {
+        rustix::io::write(kick, &3_u64.to_ne_bytes()).unwrap();
+        let mut value = [0; 8];
+        assert_eq!(rustix::io::read(thawed.kick.as_ref().unwrap(), &mut value), Ok(8));
+        assert_eq!(u64::from_ne_bytes(value), 3);
+    }
+    front.device.started[1].signal.signal();
+    assert!(rustix::io::read(&call, &mut [0; 8]).is_ok());
+}
+
+/// Begins to set the queues up, and returns the acknowledgement.
+type Begin = fn(&mut FrontEnd) -> u64;
+
+/// User-mode Linux only disables the queues when its driver resets the device, and then sets them up.
+#[test]
+fn other_queues_reset_the_paused_device() {
+    let begins: [(&str, Begin); 6] = [
+        ("index 0 of the first queue", |front| front.ack(10, &state(0, 0), &[])),
+        ("index of a queue", |front| front.ack(10, &state(3, 1), &[])),
+        ("size", |front| front.ack(8, &state(3, 128), &[])),
+        ("address", |front| front.ack(9, &ring(3, USER + 0x9000), &[])),
+        ("address outside of memory", |front| front.ack(9, &ring(3, USER + SIZE), &[])),
+        ("features", |front| front.ack(2, &(1_u64 << 32 | 1 << 30 | 1).to_ne_bytes(), &[])),
+    ];
+    for (what, begin) in begins {
+        let mut front = running();
+        for queue in [3, 0] {
+            assert_eq!(front.ack(18, &state(queue, 0), &[]), 0);
+        }
+        assert_eq!(begin(&mut front), 0, "{what}");
+        assert_eq!((front.device.resets, front.device.started.len()), (1, 0), "{what}");
+        for queue in [0, 3] {
+            front.set_up(queue, &event(), &event());
+            assert_eq!(front.ack(18, &state(queue, 1), &[]), 0);
+        }
+        assert_eq!(seen(&front), (1, 0, 1, false), "{what}");
+        let bases: Vec<_> = front.device.started.iter().map(|queue| queue.base).collect();
+        assert_eq!(bases, [0, 0], "{what}");
+    }
+}
+
+/// An index of 0 is that of a new ring also where the device has used 65,536 buffers of the first queue.
+#[test]
+fn an_index_of_0_of_the_first_queue_is_that_of_a_new_ring() {
+    let mut front = running();
+    rustix::io::pwrite(&front.memory, &0_u16.to_le_bytes(), 2).unwrap();
+    assert_eq!(front.ask(11, &state(0, 0), &[], 0), Some(state(0, 0)));
+    assert_eq!(front.ack(10, &state(0, 0), &[]), 0);
+    assert_eq!(front.device.resets, 1);
+}
+
+/// What a front end had said of the queues that wait for the last one holds after the reset that the last one brings.
+#[test]
+fn queues_that_wait_start_after_the_reset() {
+    let mut front = running();
+    for queue in [0, 3] {
+        front.ask(11, &state(queue, 0), &[], 0).unwrap();
+    }
+    let kick = event();
+    assert_eq!(front.ack(12, &0_u64.to_ne_bytes(), &[kick.as_fd()]), 0);
+    assert_eq!(front.ack(9, &ring(3, USER + 0x9000), &[]), 0);
+    assert_eq!(seen(&front), (1, 0, 1, false));
+    assert_eq!(front.ack(12, &3_u64.to_ne_bytes(), &[kick.as_fd()]), 0);
+    let started: Vec<_> =
+        front.device.started.iter().map(|queue| (queue.index, queue.base)).collect();
+    assert_eq!(started, [(3, 0), (0, 5)]);
+}
+
+/// A successor of a back end whose device is paused goes on with a paused device.
+#[test]
+fn a_successor_of_a_paused_back_end_is_paused() {
+    let mut front = running();
+    assert!(!front.server.is_paused());
+    assert_eq!(front.ack(18, &state(0, 0), &[]), 0);
+    assert_eq!(front.ask(11, &state(3, 0), &[], 0), Some(state(3, 0)));
+    front.succeed(front.server.protocol().state()).unwrap();
+    assert!(front.server.is_paused());
+    assert_eq!(front.server.queues().len(), 2);
+    (front.device.is_frozen, front.device.freezes) = (true, 1);
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    assert!(front.server.is_paused());
+    let kick = event();
+    assert_eq!(front.ack(12, &3_u64.to_ne_bytes(), &[kick.as_fd()]), 0);
+    assert_eq!(seen(&front), (1, 1, 0, false));
+    assert!(!front.server.is_paused());
+}
+
+/// Cloud Hypervisor ends if the back end refuses what a guest writes to the configuration space.
+#[test]
+fn a_write_to_the_configuration_is_ignored() {
+    let mut front = FrontEnd::negotiated();
+    for count in 1..3 {
+        assert_eq!(front.ack(25, &config(0, 4), &[]), 0);
+        assert_eq!(front.server.protocol().faults().get(Fault::ConfigWrite), count);
+    }
+    let answer = front.ask(24, &config(0, 13), &[], 0).unwrap();
+    assert_eq!(answer[12..], *b"configuration");
+}
+
+/// QEMU writes 0 to the status whenever a VM stops.
+#[test]
+fn the_device_status_is_not_offered() {
+    let mut front = FrontEnd::negotiated();
+    assert_eq!(front.u64(15) & 1 << 16, 0);
+    front.refused(16, &(1_u64 << 16).to_ne_bytes(), &[], Fault::Features);
 }
 
 #[test]
@@ -499,7 +700,6 @@ fn mistakes_are_named() {
     front.refused(2, &[0; 7], &[], Fault::Payload);
     front.refused(2, &(1_u64 << 26).to_ne_bytes(), &[], Fault::Features);
     front.refused(16, &u64::MAX.to_ne_bytes(), &[], Fault::Features);
-    front.refused(25, &config(0, 4), &[], Fault::ConfigWrite);
     front.refused(8, &state(4, 256), &[], Fault::QueueIndex);
     for size in [0, 3, 1 << 16, u32::MAX] {
         front.refused(8, &state(0, size), &[], Fault::QueueValue);
@@ -602,7 +802,7 @@ fn a_successor_goes_on() {
     assert_eq!(front.u64(40) & 0x40, 0x40, "DEVICE_NEEDS_RESET");
     front.refused(9, &addr(1, USER), &[], Fault::QueueRunning);
     let base = front.ask(11, &state(1, 0), &[], 0);
-    assert_eq!((base, front.device.resets), (Some(state(1, 7)), 1));
+    assert_eq!((base, front.device.freezes), (Some(state(1, 7)), 1));
     assert_eq!(front.ack(18, &state(2, 1), &[]), 0);
     assert_eq!(front.device.started.len(), 1, "queue 2 had all but that");
 }

@@ -51,6 +51,12 @@ impl GuestBackend {
         Ok(())
     }
 
+    /// Has no poller watch the kicks any more.
+    fn forget_kicks(&mut self) {
+        self.detach();
+        self.kicks.clear();
+    }
+
     /// Has no poller watch the kicks until [`Self::attach`].
     pub fn detach(&self) {
         for (_, kick) in &self.kicks {
@@ -84,6 +90,7 @@ impl Backend for GuestBackend {
     }
 
     fn set_features(&mut self, features: u64) {
+        self.device.settle();
         let rings = features & 1 << abi::VIRTIO_RDMA_F_RINGS != 0;
         self.guest.rings.store(rings, Ordering::Relaxed);
         self.device.set_driver_features(features);
@@ -142,14 +149,26 @@ impl Backend for GuestBackend {
         self.device.begin_memory(memory);
     }
 
+    fn freeze(&mut self) {
+        self.forget_kicks();
+        self.device.begin_freeze();
+        tracing::info!("the VMM pauses the device");
+    }
+
+    fn thaw(&mut self, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.forget_kicks();
+        queues.into_iter().try_for_each(|queue| self.watch(queue.index, queue.kick))?;
+        self.device.thaw();
+        tracing::info!("the VMM lets the device go on");
+        Ok(())
+    }
+
     fn kick(&mut self, queue: u16) {
         self.device.kick(queue);
     }
 
     fn reset(&mut self) {
-        for (_, kick) in self.kicks.drain(..) {
-            self.poller.remove(&kick);
-        }
+        self.forget_kicks();
         self.device.begin_reset();
         if std::mem::take(&mut self.started) {
             tracing::info!("the device is reset");

@@ -86,6 +86,11 @@ fn resume(
     } else {
         server.fail(&mut backend)?;
     }
+    // The freeze is no part of an image. No thread serves the guest or a peer of it yet.
+    if server.is_paused() {
+        backend.freeze();
+        guest.device.settle();
+    }
     Ok((server, backend))
 }
 

@@ -28,7 +28,8 @@ pub trait Backend {
     /// Returns the device-specific feature bits that the device offers; the transport adds its own.
     fn features(&self) -> u64;
 
-    /// Takes the feature bits that the driver has agreed on, before the first queue starts.
+    /// Takes the feature bits that the driver has agreed on, before the first queue starts. A reset that is not done
+    /// comes to its end before.
     fn set_features(&mut self, features: u64);
 
     /// Returns the device-specific configuration space.
@@ -70,6 +71,22 @@ pub trait Backend {
         Ok(())
     }
 
+    /// Pauses the device, which has started, because its VMM has stopped it. Once the backend [is
+    /// settled](Self::is_settled), the device does not touch guest memory until [`Self::thaw`]. It keeps all that the
+    /// driver made, and its peers wait. A change of memory, and a reset, may come meanwhile.
+    ///
+    /// Only called if the protocol pauses devices ([`Protocol::is_paused`](crate::Protocol::is_paused)).
+    fn freeze(&mut self) {}
+
+    /// Has the paused device go on. `queues` are all that have started since the reset, and their kicks may be others
+    /// than before.
+    ///
+    /// On an error the text says why the device stays paused.
+    fn thaw(&mut self, queues: Vec<QueueSetup>) -> Result<(), String> {
+        let _ = queues;
+        Ok(())
+    }
+
     /// Learns from a message that the driver has made buffers available in a queue that runs.
     fn kick(&mut self, queue: u16);
 
@@ -77,8 +94,8 @@ pub trait Backend {
     /// no queue runs, once the backend [is settled](Self::is_settled).
     fn reset(&mut self);
 
-    /// Returns whether the last [`Self::set_memory`] or [`Self::reset`] is done. Until then the
-    /// VMM gets no reply, and the server calls nothing else.
+    /// Returns whether the last [`Self::set_memory`], [`Self::freeze`] or [`Self::reset`] is done. Until then the VMM
+    /// gets no reply, and the server calls nothing else but [`Self::start`] for the message that has reset the device.
     fn is_settled(&self) -> bool {
         true
     }

@@ -44,8 +44,13 @@ pub trait Protocol: Send {
     /// Returns the feature bits that the driver has agreed on.
     fn features(&self) -> u64;
 
-    /// Returns the queues that run, as [`Backend::start`] takes them.
+    /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
     fn queues(&self) -> Vec<QueueSetup>;
+
+    /// Returns whether the VMM has paused the device ([`Backend::freeze`]).
+    fn is_paused(&self) -> bool {
+        false
+    }
 
     /// Has a device fail that another process served, and whose state ended with that process: asks the driver for a
     /// reset, by the device itself where the protocol has no way to do that. It is an error if the driver was offered
@@ -109,9 +114,14 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.features()
     }
 
-    /// Returns the queues that run, as [`Backend::start`] takes them.
+    /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
     pub fn queues(&self) -> Vec<QueueSetup> {
         self.protocol.queues()
+    }
+
+    /// Returns whether the VMM has paused the device. The backend of a successor is frozen then before it is served.
+    pub fn is_paused(&self) -> bool {
+        self.protocol.is_paused()
     }
 
     /// Has a journal keep what the VMM has said and will say.

@@ -60,7 +60,14 @@ impl FrontEnd {
 
     /// Resets the device, and hands over memory and the control queue as [`Self::start`] does.
     pub fn start_again(self, posted: u16) -> Self {
-        self.send(39, &[0; 8], &[]);
+        self.send(34, &[], &[]);
+        Self::start(self.socket, posted)
+    }
+
+    /// Begins again as [`Self::start`] does, with the control queue only disabled, which is what user-mode Linux does when
+    /// its driver resets the device.
+    pub fn start_on_new_rings(self, posted: u16) -> Self {
+        self.send(18, &[0; 8], &[]);
         Self::start(self.socket, posted)
     }
 

@@ -15,8 +15,8 @@ use super::front_end::{new_eventfd, LIMIT};
 
 mod vmm;
 
-pub use vmm::Transport;
 use vmm::Vmm;
+pub use vmm::{Pause, Transport};
 
 /// The address where the VMM says that it has the memory, and the number of bytes.
 const USER: u64 = 0x10_0000;
@@ -93,6 +93,16 @@ impl RdmaGuest {
             this.add(1, &[(cqe_at(chain), 64, true)]);
         }
         this
+    }
+
+    /// Has the VMM pause the device. Returns where each queue is to go on.
+    pub fn pause(&self, pause: Pause) -> Vec<u16> {
+        self.vmm.pause(&self.queues, pause)
+    }
+
+    /// Has the VMM let the device go on, which it has paused.
+    pub fn resume(&self, pause: Pause, bases: &[u16]) {
+        self.vmm.resume(&self.queues, SIZE, pause, bases);
     }
 
     /// Makes a reliable connection's QP, and returns its number.

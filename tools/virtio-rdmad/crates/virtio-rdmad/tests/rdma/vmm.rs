@@ -18,6 +18,15 @@ pub enum Transport {
     VfioUser,
 }
 
+/// How a vhost-user front end pauses a device.
+#[derive(Clone, Copy, Debug)]
+pub enum Pause {
+    /// It disables each queue, and enables it again. Cloud Hypervisor does that.
+    Disable,
+    /// It stops each queue, and sets it up again where it was. QEMU does that.
+    Stop,
+}
+
 /// Commands of vfio-user.
 mod command {
     pub const VERSION: u16 = 1;
@@ -92,6 +101,48 @@ impl Vmm {
                 Transport::VfioUser => self.give_vector(*index, queue),
             }
         }
+    }
+
+    /// Pauses the device of a vhost-user front end. Returns where each queue is to go on.
+    pub fn pause(&self, queues: &BTreeMap<u16, Queue>, pause: Pause) -> Vec<u16> {
+        let stop = |index: &u16| {
+            let number = u64::from(*index);
+            match pause {
+                Pause::Disable => self.request(18, &[number], &[]),
+                Pause::Stop => {
+                    self.request(11, &[number], &[]);
+                    let [.., low, high, _, _] = self.reply();
+                    return u16::from_ne_bytes([low, high]);
+                }
+            }
+            0
+        };
+        let bases = queues.keys().map(stop).collect();
+        // The reply to GET_FEATURES says that the device has done what was sent before.
+        self.request(1, &[], &[]);
+        self.reply();
+        bases
+    }
+
+    /// Has a device go on that was paused. Each queue is to go on there.
+    pub fn resume(&self, queues: &BTreeMap<u16, Queue>, size: u16, pause: Pause, bases: &[u16]) {
+        for ((index, queue), base) in queues.iter().zip(bases) {
+            let number = u64::from(*index);
+            match pause {
+                Pause::Disable => self.request(18, &[number | 1 << 32], &[]),
+                Pause::Stop => {
+                    self.request(10, &[number | u64::from(*base) << 32], &[]);
+                    self.give_vring(*index, queue, size);
+                }
+            }
+        }
+    }
+
+    /// Returns a reply of vhost-user that has a payload of 8 bytes.
+    fn reply(&self) -> [u8; 20] {
+        let mut reply = [0; 20];
+        (&self.socket).read_exact(&mut reply).unwrap();
+        reply
     }
 
     /// Hands a queue over. The device knows where it goes on, so the VMM says nothing of that.
