@@ -142,7 +142,7 @@ impl Scheduler {
         round.outbox = std::mem::take(&mut self.outbox);
         let worked = self.round(guest, &mut round, budget);
         hca.stats.add(Counter::Work, round.finish(hca));
-        self.room = round.batch.completions;
+        self.room = std::mem::take(&mut round.batch.completions);
         self.outbox = round.outbox;
         if worked || is_late || !self.active.is_empty() || !hca.ready.is_empty() {
             return Next::Busy;

@@ -2,11 +2,16 @@
 
 //! Tests completion events that are held back.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
 use std::time::Duration;
 
 use abi::*;
+use zerocopy::FromZeros;
 
 use super::driver::*;
+use crate::queue::cq::Cqe;
+use crate::transport::batch::CompletionBatch;
 use crate::Next;
 
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
@@ -194,5 +199,27 @@ fn what_has_no_moderation() {
         pair.b.start_with(features);
         let cqn = pair.b.create_cq(8);
         assert_eq!(pair.b.modify_cq(cqn, 4, PERIOD), unsupported);
+    });
+}
+
+/// A panic in the turn of a guest ends its round. Its peers are told of what was placed before.
+#[test]
+fn a_round_that_panics_tells_of_its_completions() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let b = pair.ends[1];
+        pair.b.arm_cq(b.cqn, NEXT).unwrap();
+        pair.settle();
+        let before = pair.b.cq_signals(b.cqn);
+        let hca = Arc::clone(pair.b.device.hca());
+        let cq = u16::try_from(b.cqn).unwrap();
+        let turn = AssertUnwindSafe(|| {
+            let mut batch = CompletionBatch::default();
+            batch.complete_receive(&hca, cq, Cqe::new_zeroed(), false);
+            batch.place_completions();
+            panic!("in the turn of a guest");
+        });
+        assert!(catch_unwind(turn).is_err());
+        assert_eq!(pair.b.cq_signals(b.cqn), before + 1);
     });
 }

@@ -79,7 +79,8 @@ pub(crate) struct Completion {
     is_receive: bool,
 }
 
-/// The completion batch: what visits leave to be done later, once for all of their messages.
+/// The completion batch: what visits leave to be done later, once for all of their messages. Guests are told of what was
+/// placed when it is dropped, too: a round that a panic ends is that of one guest, and its peers sleep otherwise.
 #[derive(Default)]
 pub(crate) struct CompletionBatch {
     touched: SmallVec<[Touched; 2]>,
@@ -163,6 +164,10 @@ impl CompletionBatch {
     /// Tells the guests of completions.
     pub fn announce(&mut self) {
         debug_assert!(self.completions.is_empty(), "a CQE is told of before it is placed");
+        self.tell();
+    }
+
+    fn tell(&mut self) {
         for Touched { hca, cq, messages, bytes } in self.touched.drain(..) {
             if messages != 0 {
                 hca.stats.add(Counter::ReceiveMessages, messages);
@@ -186,5 +191,11 @@ impl CompletionBatch {
                 stats.add(*counter, std::mem::take(value));
             }
         }
+    }
+}
+
+impl Drop for CompletionBatch {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
