@@ -41,7 +41,7 @@ pub struct Options {
     ///   mac=MAC           MAC address of the network interface to pair the device with
     ///   network=NAME      network that the guest is in (default: default)
     ///   nic=PATH          socket for the guest's network interface, which has the address mac=
-    ///   owner=USER:GROUP  owner of the sockets, by name or number (default: who makes them)
+    ///   owner=OWNER       USER, USER:GROUP or :GROUP that has the sockets (default: who makes them)
     ///   mode=MODE         permissions of the sockets, such as 0660 (default: by the umask)
     ///   gid=LIST          addresses that it may use (default: all but those of other guests)
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
