@@ -16,6 +16,16 @@ skip_all()
 	exit "$KSFT_SKIP"
 }
 
+# fail_all REASON: ends the program, whose tests cannot run although they must.
+fail_all()
+{
+	ktap_print_header
+	ktap_set_plan 1
+	ktap_print_msg "$*"
+	ktap_test_fail has_a_device
+	ktap_finished
+}
+
 # rounds COUNT: prints the numbers from 1 to COUNT, or to LOOPS_PERCENT of that
 # if it is set: a slow machine runs fewer rounds.
 rounds() { seq $((($1 * ${LOOPS_PERCENT:-100} + 99) / 100)); }
@@ -31,16 +41,20 @@ virtio_device()
 	return 1
 }
 
-# need_device: skips all tests if the driver has no device; sets VIRTIO (its
-# virtio device), DEVICE, NETDEV and PORT.
+# on_the_bus: whether the machine has a virtio device of type RDMA, with a driver or without.
+on_the_bus() { grep -qsx 0x002a /sys/bus/virtio/devices/*/device; }
+
+# need_device: skips all tests if the machine has no virtio device of type RDMA, and fails if it has one without a driver
+# that works; sets VIRTIO (the virtio device), DEVICE, NETDEV and PORT.
 need_device()
 {
 	[ "$(id -u)" = 0 ] || skip_all "must be root"
 	[ -d "$DRIVER" ] || modprobe -q virtio_rdma
-	[ -d "$DRIVER" ] || skip_all "virtio_rdma is not there"
-	wait_for virtio_device >/dev/null || skip_all "no virtio RDMA device"
+	on_the_bus || skip_all "no virtio RDMA device"
+	[ -d "$DRIVER" ] || fail_all "virtio_rdma is not there"
+	wait_for virtio_device >/dev/null || fail_all "virtio_rdma has no RDMA device"
 	VIRTIO=$(virtio_device)
-	find_device
+	need_found
 }
 
 # need_any_device: the same, but where RDMA_DEVICE is set it may be of another
@@ -49,8 +63,14 @@ need_any_device()
 {
 	[ -n "${RDMA_DEVICE:-}" ] || { need_device; return; }
 	[ "$(id -u)" = 0 ] || skip_all "must be root"
-	[ -e "/sys/class/infiniband/$RDMA_DEVICE" ] || skip_all "there is no $RDMA_DEVICE"
+	need_found
+}
+
+# need_found: sets DEVICE, NETDEV and PORT; fails if RDMA_DEVICE names a device that is not there.
+need_found()
+{
 	find_device
+	[ -e "$PORT" ] || fail_all "there is no $DEVICE"
 }
 
 find_device()

@@ -30,6 +30,15 @@ def skip_all(reason):
     sys.exit(ksft.KSFT_SKIP)
 
 
+def fail_all(reason):
+    """Ends the program, whose tests cannot run although they must."""
+    ksft.print_header()
+    ksft.set_plan(1)
+    ksft.print_msg(reason)
+    ksft.test_result_fail("has_a_device")
+    ksft.finished()
+
+
 def _bark(_signal, _frame):
     raise Stuck(f"no end within {WATCHDOG} s")
 

@@ -6,6 +6,7 @@ with an active port and a RoCE v2 GID is taken.
 """
 
 import errno
+import glob
 import json
 import os
 import struct
@@ -86,18 +87,22 @@ class Device:
 
 
 def open_device():
-    """Opens the device under test, or ends the program with a skip if there is no device."""
+    """Opens the device under test. Ends the program with a skip if this machine has no RDMA device, and with a failure if
+    it has one, or RDMA_DEVICE names one, that cannot be opened and used."""
     wanted = os.environ.get("RDMA_DEVICE")
     names = [wanted] if wanted else sorted(device.name.decode() for device in get_device_list())
     for name in names:
         try:
             device = Device(name)
         except PyverbsError as error:
-            ktap.skip_all(f"cannot open {name}: {error}")
+            ktap.fail_all(f"cannot open {name}: {error}")
         if device.usable():
             return device
-    return ktap.skip_all("no RDMA device" if not names else
-                         f"no active port with a RoCE v2 GID on {', '.join(names)}")
+    if names:
+        return ktap.fail_all(f"no active port with a RoCE v2 GID on {', '.join(names)}")
+    # The kernel has devices that libibverbs does not show if their provider does not load.
+    hidden = ", ".join(sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*")))
+    return ktap.fail_all(f"libibverbs does not show {hidden}") if hidden else ktap.skip_all("no RDMA device")
 
 
 def rdma(*arguments):

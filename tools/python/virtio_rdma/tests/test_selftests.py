@@ -85,6 +85,14 @@ class TestOneGuest:
             results.note("missing: " + "; ".join(missing))
         results.result("the default guest has all features", not missing)
 
+    @only(lambda where: where.path == "rings")
+    @pytest.mark.parametrize("command", ["perftest.sh", "verbs/rc_data.py"])
+    def test_no_device(self, command, guest, results):
+        """A program that cannot open the device under test fails: a skip would pass for a device that works."""
+        status, text = guest.run(f"cd /mnt/virtio_rdma && RDMA_DEVICE=absent ./{command}", timeout=HANG_SECONDS)
+        results.note(text)
+        results.result(f"{command} fails without its device", status == 1 and "not ok 1 has_a_device" in text)
+
     def test_program(self, program, guest, platform, label, results):
         with rules.kept(results, guest, program, label):
             Program(results, platform, program, guest, ALONE, label).finish()
