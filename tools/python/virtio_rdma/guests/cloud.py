@@ -33,6 +33,9 @@ def file_of(path, content):
 class CloudGuest(QemuGuest):
     """A guest of a cloud. Its disk is a read-only image: what the guest writes is lost when it ends."""
 
+    # It boots a whole distribution and installs packages, perhaps emulated and beside the other suites.
+    boot_seconds = 900
+
     @property
     def seed(self):
         """The disk that cloud-init reads (NoCloud)."""

@@ -17,8 +17,6 @@ from virtio_rdma.guests.options import architecture_of
 
 # Modules with KUnit tests run them when they are loaded.
 KUNIT = "kunit.enable=1 kunit.autorun=1"
-# How long a guest may take from its start to its first message. A bound on a guest that hangs, not an expectation.
-BOOT_SECONDS = 300
 # How long a guest may take to end when it is asked to.
 STOP_SECONDS = 20
 # The Rust target of what runs in guests of an architecture; "" is this machine's.
@@ -28,6 +26,9 @@ TARGETS = {"amd64": "", "arm64": "aarch64"}
 class Guest:
     """One virtual machine: its process, kernel log and agent. `network` has the directory and the options
     that its guests share; `link` is the name of the RDMA device and the index of its RoCE v2 GID."""
+
+    # How long a guest may take from its start to its first message. A bound on a guest that hangs, not an expectation.
+    boot_seconds = 300
 
     def __init__(self, network, number):
         self.network = network
@@ -119,7 +120,7 @@ class Guest:
 
     def wait_ready(self, boots):
         """Waits until the agent has started for the boots-th time."""
-        deadline = time.monotonic() + BOOT_SECONDS
+        deadline = time.monotonic() + self.boot_seconds
         with self.agent.booted:
             while self.agent.boots < boots:
                 if self.process.poll() is not None:

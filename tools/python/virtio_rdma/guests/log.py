@@ -32,3 +32,8 @@ def after(path, line, count):
     text = lines(path)
     start = text.index(line)
     return text[start:start + count]
+
+
+def tail(path, count):
+    """Returns the last lines of a log, count at most."""
+    return lines(path)[-count:] if os.path.exists(path) else []

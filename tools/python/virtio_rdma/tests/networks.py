@@ -6,11 +6,16 @@ import json
 import os
 import time
 
+from virtio_rdma.common import Failure
+from virtio_rdma.guests import log
+
 # The bound on a program that hangs, in seconds. On a machine with nothing else to do, no program takes a third of it.
 HANG_SECONDS = 600
 # Lines of a kernel log that are one report, and how many further reports are shown by their first line.
 REPORT_LINES = 60
 MORE_REPORTS = 20
+# Lines of the console of a guest that does not boot.
+CONSOLE_LINES = 25
 # What "rdma resource" and what the device calls the same objects.
 OBJECTS = {"pd": "pds", "cq": "cqs", "qp": "qps", "mr": "mrs", "srq": "srqs"}
 PROGRAMS_HAVE = ("qp", "cq", "mr", "pd", "srq", "cm_id", "ctx")
@@ -31,7 +36,7 @@ def judged(results, title, network, known=nothing_known, links=True):
     before, start = results.failed, time.monotonic()
     lost = False
     try:
-        network.boot(links)
+        boot(results, network, links)
         yield network
         if not results.interrupted:
             judge(results, title, network, known)
@@ -50,6 +55,17 @@ def judged(results, title, network, known=nothing_known, links=True):
     left = [guest.rdma_socket for guest in network.guests if os.path.exists(guest.rdma_socket)]
     results.result(f"{title}: the device removes its sockets", not left)
     results.note(f"{title}: {time.monotonic() - start:.0f} s")
+
+
+def boot(results, network, links):
+    """Boots a network. If that fails, the last lines of each guest's console go to the results: a machine of CI keeps no
+    logs."""
+    try:
+        network.boot(links)
+    except Failure:
+        for guest in network.guests:
+            results.note("\n".join([f"guest {guest.number}:", *log.tail(guest.log, CONSOLE_LINES)]))
+        raise
 
 
 def judge(results, title, network, known):
