@@ -44,6 +44,7 @@ void virtio_rdma_no_queues(struct virtio_device *vdev);
 void virtio_rdma_wait_no_queues(struct virtio_device *vdev);
 void virtio_rdma_device_ready(struct virtio_device *vdev);
 u8 virtio_rdma_get_status(struct virtio_device *vdev);
+void virtio_rdma_device_lock(struct device *dev);
 bool virtio_rdma_device_trylock(struct device *dev);
 void virtio_rdma_device_unlock(struct device *dev);
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu);

@@ -173,6 +173,11 @@ u8 virtio_rdma_get_status(struct virtio_device *vdev)
 	return vdev->config->get_status(vdev);
 }
 
+void virtio_rdma_device_lock(struct device *dev)
+{
+	device_lock(dev);
+}
+
 bool virtio_rdma_device_trylock(struct device *dev)
 {
 	return device_trylock(dev);

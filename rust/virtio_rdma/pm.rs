@@ -33,6 +33,11 @@
 //! * The machine sleeps only once the work queue is frozen.
 //! * The machine halts or restarts under the lock, and the work item does nothing
 //!   from then on.
+//! * The work item does nothing while the device's function is being reset.
+//!
+//! An administrator, or an error of the bus, can have the device's function reset. The
+//! virtio core tells the driver before and afterwards, which does what it does for a
+//! sleep ([`Service::pause`], [`Service::resume`]), while tasks run.
 //!
 //! Unregistering waits for tasks, for example those of a file system on a remote
 //! block device, so that it cannot happen while tasks are frozen. It comes after
@@ -212,6 +217,8 @@ struct Recovery {
     ended: bool,
     /// The device was unbound: it is not reset any more.
     finished: bool,
+    /// The device's function is being reset: nobody else touches it.
+    paused: bool,
 }
 
 /// The ID of the work item that registers the RDMA device of a device that was reset.
@@ -271,6 +278,7 @@ impl Service {
             backoff: Backoff::new(),
             ended: false,
             finished: false,
+            paused: false,
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -315,6 +323,33 @@ impl Service {
         // If the work item is queued already, as it may be after a hibernation, it has not looked
         // yet.
         let _ = workqueue::system_freezable().enqueue::<_, REGISTER>(self.clone());
+    }
+
+    /// Takes the device out of service because its function is about to be reset; [`Service::resume`] follows. Sleeps.
+    pub(crate) fn pause(&self, dev: &Core<'_>) {
+        self.recovery.lock().paused = true;
+        self.retire(dev);
+    }
+
+    /// Takes the device into service again after its function was reset and the features were agreed on. Sleeps.
+    pub(crate) fn resume(self: &Arc<Self>, dev: &Core<'_>) {
+        if !core::mem::take(&mut self.recovery.lock().paused) {
+            // The driver was bound to the device meanwhile.
+            let hca = self.hca.lock().clone();
+            hca.fail("its function was reset");
+            return;
+        }
+        match start(dev) {
+            Ok((hca, dma)) => self.renew(hca, dma),
+            Err(error) => {
+                dev_err!(
+                    self.transport,
+                    "cannot take the device into service after a reset of its function: {:?}\n",
+                    error
+                );
+                self.recover_later();
+            }
+        }
     }
 
     /// Takes the device into service again when tasks are thawed, unless [`Service::renew`] does it before. Any
@@ -372,7 +407,8 @@ impl Service {
             return Ok(());
         }
         let has_failed = self.hca.lock().is_broken();
-        if !has_failed || !recovers() || crate::sync::is_shutting_down() {
+        let paused = self.recovery.lock().paused;
+        if !has_failed || paused || !recovers() || crate::sync::is_shutting_down() {
             return Ok(());
         }
         // An attempt before may have left it half negotiated.

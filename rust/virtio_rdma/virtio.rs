@@ -72,6 +72,8 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*vdrv.get()).freeze = Some(Self::freeze_callback);
             (*vdrv.get()).restore = Some(Self::restore_callback);
             (*vdrv.get()).shutdown = Some(Self::shutdown_callback);
+            (*vdrv.get()).reset_prepare = Some(Self::reset_prepare_callback);
+            (*vdrv.get()).reset_done = Some(Self::reset_done_callback);
         }
 
         // SAFETY: `vdrv` is a valid `struct virtio_driver` until `unregister`.
@@ -169,6 +171,53 @@ impl<T: Driver> Adapter<T> {
     }
 }
 
+impl<T: Driver> Adapter<T> {
+    extern "C" fn reset_prepare_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        let prepare = |dev: &Device<device::Core<'_>>, data: Pin<&T::Data>| {
+            T::reset_prepare(dev, data)?;
+            dev.wait_no_queues();
+            Ok(0)
+        };
+        // SAFETY: The virtio core calls with a valid device, which this driver has.
+        from_result(|| unsafe { Self::with_lock(vdev, prepare) }.unwrap_or(Err(ENODEV)))
+    }
+
+    extern "C" fn reset_done_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // A driver that was unbound meanwhile has nothing to take into service again.
+        // SAFETY: The virtio core calls with a valid device, which this driver has.
+        let _ = unsafe { Self::with_lock(vdev, |dev, data| T::reset_done(dev, data)) };
+        0
+    }
+
+    /// Calls `f` with a device and its data, with the lock of the device, which the virtio core does not take around
+    /// the reset of a function. Returns `None` if the device was taken from the driver before the lock was got. Sleeps.
+    ///
+    /// # Safety
+    ///
+    /// `vdev` must be valid, and this must be its driver when the virtio core calls. The core does not keep the
+    /// driver's module in memory meanwhile (`virtio_device_reset_prepare()`).
+    unsafe fn with_lock<R>(
+        vdev: *mut bindings::virtio_device,
+        f: impl FnOnce(&Device<device::Core<'_>>, Pin<&T::Data>) -> R,
+    ) -> Option<R> {
+        // SAFETY: The caller promises that the device is valid.
+        let (raw, driver) = unsafe { (&raw mut (*vdev).dev, (*vdev).dev.driver) };
+
+        // SAFETY: The device is valid, and whoever binds or unbinds it waits for its lock. If its driver is that of
+        // before, it is bound, so `probe_callback` stored the data.
+        unsafe {
+            bindings::virtio_rdma_device_lock(raw);
+            let is_bound = !driver.is_null() && (*raw).driver == driver;
+            let result = is_bound.then(|| {
+                let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
+                f(dev, dev.as_ref().drvdata_borrow::<T::Data>())
+            });
+            bindings::virtio_rdma_device_unlock(raw);
+            result
+        }
+    }
+}
+
 /// An entry of the table of devices that a driver serves.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
@@ -233,6 +282,19 @@ pub(crate) trait Driver {
     ///
     /// Any; the device then stays out of service.
     fn restore(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>) -> Result;
+
+    /// Gives the device up before its function is reset, as an administrator asks for or after an error of the bus: it
+    /// must have been reset, and have no queues, when this returns. [`Driver::reset_done`] or [`Driver::unbind`]
+    /// follows. Has the lock of the device.
+    ///
+    /// # Errors
+    ///
+    /// Any; the function is then reset beneath the driver.
+    fn reset_prepare(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>) -> Result;
+
+    /// Takes the device into service again after its function was reset: the features were agreed on. An error here would
+    /// have the virtio core withhold [`Driver::config_changed`] from then on. Has the lock of the device.
+    fn reset_done(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>);
 
     /// Unbinds from a device, which must have been reset when this returns. `data` is dropped
     /// afterwards.

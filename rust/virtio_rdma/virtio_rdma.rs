@@ -167,6 +167,19 @@ impl virtio::Driver for VirtioRdma {
         Ok(())
     }
 
+    fn reset_prepare(dev: &Core<'_>, data: Pin<&Data>) -> Result {
+        // The virtio core would wait for the reset of a device that is not there for ever.
+        if !dev.is_present() {
+            return Err(ENODEV);
+        }
+        data.service.pause(dev);
+        Ok(())
+    }
+
+    fn reset_done(dev: &Core<'_>, data: Pin<&Data>) {
+        data.service.resume(dev);
+    }
+
     fn unbind(dev: &Core<'_>, data: Pin<&Data>) {
         data.service.end(dev);
     }

@@ -164,15 +164,27 @@ pci_function()
 	[ -e "$path/vendor" ] && echo "$path"
 }
 
-# reset_beneath: resets that function beneath the driver, which notices when a command has no reply
-# (command_timeout).
+# can_reset_function: whether the device is a PCI function that can be reset.
+can_reset_function() { function=$(pci_function) && [ -w "$function/reset" ]; }
+
+# reset_function: resets that function. The kernel tells the driver before and afterwards.
+reset_function()
+{
+	# QEMU's port says nothing of its link, so the kernel reports an error although the reset was done.
+	can_reset_function || return
+	echo 1 2>/dev/null >"$function/reset"
+	return 0
+}
+
+# reset_beneath: resets the device beneath the driver, which notices when a command has no reply (command_timeout).
 reset_beneath()
 {
-	function=$(pci_function) && [ -w "$function/reset" ] || return
-	# QEMU's port says nothing of its link, so the kernel reports an error although the reset was done.
-	echo 1 2>/dev/null >"$function/reset"
+	function=$(pci_function) && python3 "$DIR/stop_beneath.py" "$function" || return
 	! ibv_devinfo -d "$DEVICE" >/dev/null 2>&1
 }
+
+# is_back: waits until there is another RDMA device, by the same name and with the same GIDs, and moves data.
+is_back() { wait_for is_new && wait_for same_gids && usable; }
 
 # lose_device: does that, and waits until the driver has taken the device into service again.
 lose_device() { before && reset_beneath && wait_for is_new && wait_for same_gids; }

@@ -65,9 +65,6 @@ hibernates()
 	swapoff "$SWAP" && return $result
 }
 
-# is_back: whether the device has its name and its GIDs, and moves data.
-is_back() { wait_for is_new && wait_for same_gids && usable; }
-
 # idle HOW: hibernates or freezes.
 idle() { before && "$1" && is_back; }
 

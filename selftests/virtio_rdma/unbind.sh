@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The device taken from the driver, idle and under programs that use it: unbind
-# from the virtio bus, removal of its PCI function, and a reset of the function of
-# which the driver is not told, so that it takes the device into service again.
+# from the virtio bus, removal of its PCI function, a reset of the function, of
+# which the kernel tells the driver before and afterwards, and a reset of the
+# device of which the driver is not told. The driver takes a device that was reset
+# into service again.
 # A consumer in the kernel destroys its PD later than it should.
 
 . "$(dirname "$0")/lib.sh"
@@ -50,9 +52,33 @@ remove_under_traffic()
 	done
 }
 
+reset_loop()
+{
+	can_reset_function || return
+	for round in $(rounds 5); do
+		before && reset_function && is_back || return 1
+	done
+}
+
+# reset_under_traffic: programs notice at once, and not when a command has no reply.
 reset_under_traffic()
 {
-	before && traffic_start && reset_beneath && traffic_ended && wait_for is_new && wait_for same_gids && usable
+	dmesg -C
+	before && can_reset_function && traffic_start && reset_function && traffic_ended && is_back &&
+	! dmesg | grep -q 'the device has failed'
+}
+
+# reset_of_nobody: the function of a device without a driver is reset, and the driver has it again.
+reset_of_nobody()
+{
+	FUNCTION=$(pci_function) && [ -w "$FUNCTION/reset" ] && unbind || return
+	echo 1 2>/dev/null >"$FUNCTION/reset"
+	bind && usable
+}
+
+reset_beneath_traffic()
+{
+	before && traffic_start && reset_beneath && traffic_ended && is_back
 }
 
 # late_pd: the driver waits for a PD that a consumer in the kernel destroys after it was told that the device goes.
@@ -63,7 +89,7 @@ late_pd()
 }
 
 ktap_print_header
-ktap_set_plan 7
+ktap_set_plan 10
 ktap_test_result "usable" usable
 ktap_test_result "unbind_loop" unbind_loop
 ktap_test_result "unbind_under_traffic" unbind_under_traffic
@@ -72,13 +98,11 @@ if [ -e "$LATE_PD" ]; then
 else
 	ktap_test_skip "late_pd # late_pd.ko was not built (make KDIR=...)"
 fi
-if pci_function >/dev/null; then
-	ktap_test_result "remove_loop" remove_loop
-	ktap_test_result "remove_under_traffic" remove_under_traffic
-	ktap_test_result "reset_under_traffic" reset_under_traffic
-else
-	ktap_test_skip "remove_loop # no PCI device"
-	ktap_test_skip "remove_under_traffic # no PCI device"
-	ktap_test_skip "reset_under_traffic # no PCI device"
-fi
+for name in remove_loop remove_under_traffic reset_loop reset_under_traffic reset_of_nobody reset_beneath_traffic; do
+	if pci_function >/dev/null; then
+		ktap_test_result "$name" "$name"
+	else
+		ktap_test_skip "$name # no PCI device"
+	fi
+done
 ktap_finished

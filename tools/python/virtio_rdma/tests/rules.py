@@ -22,8 +22,8 @@ FAILED = re.compile(r"virtio_rdma .*: the device has failed")
 MAY_BREAK = {
     "verbs/bad_arguments.py": "posts what is malformed",
     "verbs/rings_hostile.py": "writes anything into its rings",
-    "unbind.sh": "resets the function of PCI beneath its driver",
-    "netns_interface.sh": "resets the function of PCI beneath its driver",
+    "unbind.sh": "resets the device beneath its driver",
+    "netns_interface.sh": "resets the device beneath its driver",
 }
 
 
