@@ -18,6 +18,7 @@
 #include <rdma/iter.h>
 
 struct module *virtio_rdma_this_module(void);
+bool virtio_rdma_module_get(void);
 
 void virtio_rdma_store_release(u32 *word, u32 value);
 u32 virtio_rdma_load_acquire(const u32 *word);

@@ -46,6 +46,11 @@ struct module *virtio_rdma_this_module(void)
 	return THIS_MODULE;
 }
 
+bool virtio_rdma_module_get(void)
+{
+	return try_module_get(THIS_MODULE);
+}
+
 /* The other side is a device, so a kernel for one CPU needs the order too. */
 void virtio_rdma_store_release(u32 *word, u32 value)
 {

@@ -96,8 +96,9 @@ use kernel::{
     },
 };
 
-/// How long a consumer in the kernel may take to destroy its PD after the RDMA device was unregistered.
-const LATE: Duration = Duration::from_secs(30);
+/// How long a consumer in the kernel may take to destroy its PD after the RDMA device was unregistered. Those that do it
+/// in a work item need milliseconds.
+const LATE: Duration = Duration::from_secs(10);
 
 /// How long a work item waits that did not get the lock of the device, in milliseconds.
 const LOCKED: time::Msecs = 100;
@@ -150,16 +151,24 @@ impl Active {
         })
     }
 
-    /// Unregisters the device, which destroys all of its objects. Sleeps.
+    /// Unregisters the device, which destroys all of its objects. Sleeps, for as long as a consumer in the kernel has a PD
+    /// if the module is being unloaded: to destroy it, the consumer calls this module.
     fn end(self, transport: &device::Device) -> Arc<ib::UnregisteredDevice<Hca>> {
         let ibdev = self.ibdev.clone();
         drop(self);
-        if !ibdev.wait_for_pds(LATE) {
+        while !ibdev.wait_for_pds(LATE) {
+            if crate::sync::keep_module() {
+                dev_err!(
+                    transport,
+                    "a consumer in the kernel has a PD of an RDMA device that is gone, whose memory is never freed\n"
+                );
+                core::mem::forget(ibdev.clone());
+                break;
+            }
             dev_err!(
                 transport,
-                "a consumer in the kernel has a PD of an RDMA device that is gone, whose memory is never freed\n"
+                "a consumer in the kernel has a PD of an RDMA device that is gone, and the module waits for it\n"
             );
-            core::mem::forget(ibdev.clone());
         }
         ibdev
     }

@@ -213,6 +213,13 @@ pub(crate) fn cancel_delayed_work<T, const ID: u64>(
     }
 }
 
+/// Keeps this module in memory for ever; false if it is being unloaded already. Any context.
+#[must_use]
+pub(crate) fn keep_module() -> bool {
+    // SAFETY: The function has no requirements: the module is there while its code runs.
+    unsafe { bindings::virtio_rdma_module_get() }
+}
+
 /// Returns whether the machine is about to halt, to restart or to start another kernel. Any context.
 ///
 /// The state changes before devices are shut down, each under its lock: who has the lock of a device, and gets false

@@ -11,8 +11,9 @@ static char *device;
 module_param(device, charp, 0444);
 MODULE_PARM_DESC(device, "name of the device in which it has a PD");
 
-/* The milliseconds by which the PD lives longer. */
-#define DELAY_MS	500
+static unsigned int delay = 500;
+module_param(delay, uint, 0444);
+MODULE_PARM_DESC(delay, "milliseconds by which the PD lives longer than its device");
 
 static struct ib_pd *pd;
 
@@ -41,7 +42,7 @@ static int late_pd_add(struct ib_device *dev)
 
 static void late_pd_remove(struct ib_device *dev, void *data)
 {
-	schedule_delayed_work(&destroy, msecs_to_jiffies(DELAY_MS));
+	schedule_delayed_work(&destroy, msecs_to_jiffies(delay));
 }
 
 static struct ib_client client = {
