@@ -41,6 +41,7 @@ use kernel::{
         Mutex, //
     },
     time::{
+        delay::fsleep,
         Delta,
         Instant,
         Monotonic, //
@@ -208,6 +209,9 @@ const PATIENCE: u32 = 16;
 /// notice.
 const LIVENESS: Duration = Duration::from_secs(1);
 
+/// How long a command waits whose memory cannot be mapped, before it tries once more.
+const UNMAPPED: Delta = Delta::from_millis(10);
+
 /// A status of a reply, annex A of the specification: its name, and the error that callers get.
 struct Status {
     name: &'static str,
@@ -291,8 +295,10 @@ pub(crate) struct ControlQueue {
     freed: CondVar,
 }
 
-/// Why a command has no reply: the device has failed.
+/// Why a command has no reply: the device has failed, but for [`Failed::Unmapped`].
 pub(crate) enum Failed {
+    /// The device never had the command: its memory could not be mapped in time.
+    Unmapped,
     /// The transport broke the queue: the device was taken away, or the machine goes down.
     Broken,
     /// The device did not reply in time.
@@ -396,7 +402,7 @@ impl ControlQueue {
     /// # Errors
     ///
     /// The error behind the status of the reply; `EIO` if that is unknown, if the length of the reply
-    /// is wrong, or if the device has failed. `failed` is called if this command is how that was found out.
+    /// is wrong, or if the device has failed; `ENOMEM` if the kernel cannot map the command for the device. `failed` is called if this command is how that was found out.
     /// The kernel's log has the name of a command that the device refused, as a debug message.
     pub(crate) fn execute<C: Command>(
         &self,
@@ -407,20 +413,27 @@ impl ControlQueue {
         let mut reply = C::Reply::zeroed();
 
         stats.count(Counter::Commands);
-        let result = self
-            .acquire()
-            .and_then(|slot| {
-                self.transact(slot, C::OPCODE as u8, request.as_bytes(), stats)
-                    .map_err(|why| {
-                        failed(why);
-                        EIO
-                    })?;
-                let result = self.collect(slot, C::NAME, stats, reply.as_bytes_mut());
-                self.release(slot);
-                result
-            })
-            .inspect_err(|_| stats.count(Counter::CommandErrors));
-        result.map(|()| reply)
+        let result = self.acquire().and_then(|slot| {
+            self.send_when_mapped(slot, C::OPCODE as u8, request.as_bytes())
+                .and_then(|()| self.wait(slot, stats))
+                .map_err(|why| self.give_up(slot, why, failed))?;
+            let result = self.collect(slot, C::NAME, stats, reply.as_bytes_mut());
+            self.release(slot);
+            result
+        });
+        result
+            .inspect_err(|_| stats.count(Counter::CommandErrors))
+            .map(|()| reply)
+    }
+
+    /// Returns the error of a command without a reply, and tells `failed` unless the device never had the command.
+    fn give_up(&self, slot: u32, why: Failed, failed: impl FnOnce(Failed)) -> Error {
+        if matches!(why, Failed::Unmapped) {
+            self.release(slot);
+            return ENOMEM;
+        }
+        failed(why);
+        EIO
     }
 
     /// Takes a free slot, or waits for one.
@@ -443,14 +456,26 @@ impl ControlQueue {
         self.freed.notify_one();
     }
 
-    /// Sends a request and waits until its slot has the reply. A slot whose reply did not come
-    /// stays the device's.
-    fn transact(&self, slot: u32, opcode: u8, request: &[u8], stats: &Stats) -> Result<(), Failed> {
+    /// Sends a request when its memory can be mapped. Bounce buffers (swiotlb) may all be in use for a while, and
+    /// nobody tells when one is free.
+    fn send_when_mapped(&self, slot: u32, opcode: u8, request: &[u8]) -> Result<(), Failed> {
+        let start = Instant::<Monotonic>::now();
+        loop {
+            match self.send(slot, opcode, request) {
+                Err(error) if error == ENOMEM && !self.broken.load(Relaxed) => {}
+                result => return result.map_err(|_| Failed::Broken),
+            }
+            if start.elapsed() >= Delta::from_secs(timeout().as_secs() as i64) {
+                return Err(Failed::Unmapped);
+            }
+            fsleep(UNMAPPED);
+        }
+    }
+
+    /// Waits until the slot of a request that was sent has the reply. A slot whose reply did not come stays the device's.
+    fn wait(&self, slot: u32, stats: &Stats) -> Result<(), Failed> {
         let reply = self.replies.get(slot as usize).ok_or(Failed::Broken)?;
 
-        reply.reinit();
-        self.send(slot, opcode, request)
-            .map_err(|_| Failed::Broken)?;
         if !self.poll(slot, stats) {
             let result = self.sleep(slot, reply, stats);
             self.inner.lock().sleepers -= 1;
@@ -549,12 +574,18 @@ impl ControlQueue {
     }
 
     /// Sends a request. [`ControlQueue::end_poll`] has to follow.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the memory of the request or the reply cannot be mapped; others if the queue is broken.
     fn send(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let queue = inner.queue.as_mut().ok_or(ENODEV)?;
         let state = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
+        let reply = self.replies.get(slot as usize).ok_or(EINVAL)?;
 
+        reply.reinit();
         queue.exchange(slot)?.set_request(opcode, request)?;
         queue.add_exchange(slot)?;
         *state = State::Sent;

@@ -701,6 +701,8 @@ impl Hca {
     #[cold]
     fn command_failed(self: &Arc<Self>, name: &str, failed: &Failed) {
         match failed {
+            // The device never had it.
+            Failed::Unmapped => {}
             Failed::Broken => self.fail(fmt!("the control queue broke in {name}")),
             Failed::Silent => self.fail(fmt!("{name} has no reply")),
             Failed::Untold => self.fail(fmt!("the reply to {name} came without an interrupt")),
