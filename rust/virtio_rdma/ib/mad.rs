@@ -78,7 +78,8 @@ impl PerfMad {
     }
 }
 
-/// The operation `process_mad`: answers performance management, and leaves the rest to the agents.
+/// The operation `process_mad`: answers performance management that this host asks for, as sysfs does, and leaves the
+/// rest to the agents. A MAD from the network has a work completion.
 ///
 /// # Safety
 ///
@@ -87,7 +88,7 @@ pub(super) unsafe extern "C" fn process_mad<D: Driver>(
     dev: *mut bindings::ib_device,
     _flags: c_int,
     port: u32,
-    _wc: *const bindings::ib_wc,
+    wc: *const bindings::ib_wc,
     _grh: *const bindings::ib_grh,
     request: *const bindings::ib_mad,
     reply: *mut bindings::ib_mad,
@@ -108,7 +109,7 @@ pub(super) unsafe extern "C" fn process_mad<D: Driver>(
         return bindings::ib_mad_result_IB_MAD_RESULT_FAILURE as c_int;
     }
     let is_perf = u32::from(request.0.mad_hdr.mgmt_class) == bindings::IB_MGMT_CLASS_PERF_MGMT;
-    if !is_perf || !request.is_get() {
+    if !wc.is_null() || !is_perf || !request.is_get() {
         return success as c_int;
     }
     reply.answer_to(request);
