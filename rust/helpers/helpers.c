@@ -8,7 +8,9 @@
 #include <linux/if_vlan.h>
 #include <linux/iommu.h>
 #include <linux/pci.h>
+#include <linux/sched/mm.h>
 #include <linux/wait_bit.h>
+#include <linux/workqueue.h>
 #include <net/net_namespace.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -111,6 +113,25 @@ void virtio_rdma_reinit_completion(struct completion *completion)
 void virtio_rdma_synchronize_rcu_tasks(void)
 {
 	synchronize_rcu_tasks();
+}
+
+unsigned int virtio_rdma_memalloc_noio_save(void)
+{
+	return memalloc_noio_save();
+}
+
+void virtio_rdma_memalloc_noio_restore(unsigned int flags)
+{
+	memalloc_noio_restore(flags);
+}
+
+struct workqueue_struct *virtio_rdma_alloc_workqueue(const char *name,
+						     bool freezable)
+{
+	unsigned int flags = WQ_MEM_RECLAIM | WQ_UNBOUND;
+
+	return alloc_workqueue("%s", flags | (freezable ? WQ_FREEZABLE : 0), 0,
+			       name);
 }
 
 bool virtio_rdma_has_feature(const struct virtio_device *vdev,

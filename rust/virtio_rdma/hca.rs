@@ -72,10 +72,7 @@ use kernel::{
         AsBytes,
         FromBytes, //
     },
-    workqueue::{
-        self,
-        Work, //
-    },
+    workqueue::Work,
 };
 
 /// Where a virtqueue is.
@@ -440,7 +437,7 @@ impl Hca {
     /// Reports the events that are in the event queue, soon. Any context.
     pub(crate) fn report_soon(self: &Arc<Self>) {
         // If the work item is queued already, it has not looked at the queue yet.
-        let _ = workqueue::system_long().enqueue::<_, REPORT>(self.clone());
+        let _ = crate::reclaim::queue().enqueue::<_, REPORT>(self.clone());
     }
 
     /// Returns how many work requests a queue can hold at most.
@@ -670,7 +667,7 @@ impl Hca {
     /// the consumers of armed CQs poll if it has failed. Any context.
     pub(crate) fn attend(self: &Arc<Self>) {
         // If the work item is queued already, it has not run yet.
-        let _ = workqueue::system_long().enqueue::<_, 0>(self.clone());
+        let _ = crate::reclaim::queue().enqueue::<_, 0>(self.clone());
     }
 
     /// Executes a command. Sleeps.

@@ -39,6 +39,10 @@
 //! virtio core tells the driver before and afterwards, which does what it does for a
 //! sleep ([`Service::pause`], [`Service::resume`]), while tasks run.
 //!
+//! All of this happens without waiting for input or output when memory is short, as the
+//! dirty pages may lie behind the device ([`crate::reclaim`]). The work items that unregister
+//! are on a workqueue of the kernel, because the RDMA core flushes others of those.
+//!
 //! Unregistering waits for tasks, for example those of a file system on a remote
 //! block device, so that it cannot happen while tasks are frozen. It comes after
 //! the consumers in the kernel have given up what they had on the old device, or
@@ -61,6 +65,7 @@ use crate::{
     kernel_release,
     net,
     port,
+    reclaim,
     startup::{
         start,
         validate,
@@ -371,7 +376,7 @@ impl Service {
     fn recover_after(self: &Arc<Self>, recovery: &Recovery, delay: time::Msecs) {
         if !recovery.ended && recovers() {
             // If the work item is queued already, it has not looked yet.
-            let _ = workqueue::system_freezable()
+            let _ = reclaim::freezable_queue()
                 .enqueue_delayed::<_, RECOVER>(self.clone(), time::msecs_to_jiffies(delay));
         }
     }
@@ -524,7 +529,7 @@ impl Recover for Service {
         let recovery = self.recovery.lock();
         if !recovery.finished {
             // If the work item is queued already, it has not looked yet.
-            let _ = workqueue::system_freezable().enqueue_delayed::<_, RECOVER>(self.clone(), 0);
+            let _ = reclaim::freezable_queue().enqueue_delayed::<_, RECOVER>(self.clone(), 0);
         }
     }
 
@@ -541,6 +546,7 @@ impl WorkItem<REGISTER> for Service {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
+        let _no_io = reclaim::NoIo::new();
         this.register();
     }
 }
@@ -549,6 +555,7 @@ impl WorkItem<EXPIRE> for Service {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
+        let _no_io = reclaim::NoIo::new();
         this.register();
     }
 }
@@ -558,6 +565,7 @@ impl WorkItem<RECOVER> for Service {
 
     /// Resets the device, if it has failed, and takes it into service again.
     fn run(this: Arc<Self>) {
+        let _no_io = reclaim::NoIo::new();
         this.lent.with(|dev| this.stop(dev));
         match virtio::try_with_device(&this.transport, |dev| this.restart(dev)) {
             Some(Ok(())) => {}

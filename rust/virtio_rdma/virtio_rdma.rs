@@ -10,7 +10,7 @@
 //! - the generated [`bindings`], and what differs between kernels
 //!   ([`kernel_release`]);
 //! - safe abstractions over the kernel and over the structures of the device:
-//!   [`errno`], [`sync`], [`dma`], [`log`], [`net`], [`wire`], [`virtio`], [`ib`],
+//!   [`errno`], [`sync`], [`reclaim`], [`dma`], [`log`], [`net`], [`wire`], [`virtio`], [`ib`],
 //!   [`umem`]; all unsafe code is here, but for single blocks that say so;
 //! - what the device has beside objects: the layout of rings ([`ring`]), its limits
 //!   ([`config`]), counters ([`stats`]), typed commands ([`cmd`]), doorbells ([`doorbell`]), events
@@ -28,6 +28,7 @@
 #![allow(rustdoc::private_intra_doc_links)]
 
 use kernel::{
+    driver,
     prelude::*,
     sync::Arc, //
 };
@@ -57,6 +58,7 @@ mod pm;
 mod pma;
 mod port;
 mod qp;
+mod reclaim;
 mod region;
 mod ring;
 mod srq;
@@ -88,8 +90,8 @@ use startup::{
     Core, //
 };
 
-kernel::module_driver!(<T>, virtio::Adapter<T>, {
-    type: VirtioRdma,
+module! {
+    type: Module,
     name: "virtio_rdma",
     authors: ["The virtio-rdma developers"],
     description: "Virtio RDMA driver",
@@ -108,7 +110,25 @@ kernel::module_driver!(<T>, virtio::Adapter<T>, {
             description: "Seconds that consumers in the kernel have to let go of a device that has failed",
         },
     },
-});
+}
+
+/// The module.
+#[pin_data]
+struct Module {
+    // Members are dropped in the order of their declaration: the workqueues are needed as long as there are devices.
+    #[pin]
+    _driver: driver::Registration<virtio::Adapter<VirtioRdma>>,
+    _queues: reclaim::Queues,
+}
+
+impl kernel::InPlaceModule for Module {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _queues: reclaim::Queues::new()?,
+            _driver <- driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
+        })
+    }
+}
 
 kernel_release::device_table!(
     "virtio",
