@@ -52,7 +52,8 @@ u8 virtio_rdma_get_status(struct virtio_device *vdev);
 void virtio_rdma_device_lock(struct device *dev);
 bool virtio_rdma_device_trylock(struct device *dev);
 void virtio_rdma_device_unlock(struct device *dev);
-int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu);
+int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int part,
+			     unsigned int parts);
 bool virtio_rdma_iommu_mapped(struct device *dev);
 
 void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,

@@ -214,9 +214,28 @@ void virtio_rdma_device_unlock(struct device *dev)
 	device_unlock(dev);
 }
 
-int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu)
+/*
+ * Lets the interrupt of a queue go to one of so many parts of the CPUs that are
+ * online, of about the same size, or to one CPU if there are more parts than
+ * CPUs. The kernel chooses one of several CPUs, so that devices share them.
+ */
+int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int part,
+			     unsigned int parts)
 {
-	return virtqueue_set_affinity(vq, cpumask_of(cpu));
+	unsigned int cpu, index = 0, count = num_online_cpus();
+	cpumask_var_t mask;
+	int ret;
+
+	if (!zalloc_cpumask_var(&mask, GFP_KERNEL))
+		return -ENOMEM;
+	parts = clamp(parts, 1U, count);
+	for_each_online_cpu(cpu) {
+		if (index++ * parts / count == part % parts)
+			cpumask_set_cpu(cpu, mask);
+	}
+	ret = virtqueue_set_affinity(vq, mask);
+	free_cpumask_var(mask);
+	return ret;
 }
 
 bool virtio_rdma_iommu_mapped(struct device *dev)

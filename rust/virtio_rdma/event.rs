@@ -76,9 +76,9 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
         Ok(())
     }
 
-    /// Lets the interrupt go to `cpu`.
-    pub(crate) fn set_affinity(&mut self, cpu: u32) {
-        self.queue.set_affinity(cpu);
+    /// Lets the interrupt go to a part of the CPUs, of `parts`. May sleep.
+    pub(crate) fn set_affinity(&mut self, part: u32, parts: u32) {
+        self.queue.set_affinity(part, parts);
     }
 
     /// Gives the queue back.

@@ -298,11 +298,7 @@ impl Hca {
     /// Takes over the queue of a completion vector. The vectors are spread over the CPUs.
     fn attach_vector(&self, vector: u32, queue: Queue, dma: &dma::Device) -> Result {
         let mut events = EventQueue::new(queue, dma)?;
-        events.set_affinity(
-            vector
-                .checked_rem(crate::sync::num_online_cpus())
-                .unwrap_or(0),
-        );
+        events.set_affinity(vector, self.num_comp_vectors());
         let place = self.completion_events.get(vector as usize).ok_or(EINVAL)?;
         *place.lock() = Some(events);
         Ok(())
@@ -806,10 +802,10 @@ impl Lease {
         self.queue.as_ref().is_none_or(Queue::is_broken)
     }
 
-    /// Lets the interrupt go to `cpu`.
-    pub(crate) fn set_affinity(&mut self, cpu: u32) {
+    /// Lets the interrupt go to a part of the CPUs, of `parts`. May sleep.
+    pub(crate) fn set_affinity(&mut self, part: u32, parts: u32) {
         if let Some(queue) = self.queue.as_mut() {
-            queue.set_affinity(cpu);
+            queue.set_affinity(part, parts);
         }
     }
 

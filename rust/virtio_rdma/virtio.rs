@@ -793,11 +793,11 @@ impl Queue {
         Status(self.found.clone())
     }
 
-    /// Lets the interrupt of this queue go to `cpu`, where the transport can.
-    pub(crate) fn set_affinity(&mut self, cpu: u32) {
+    /// Lets the interrupt of this queue go to a part of the CPUs, of `parts`, where the transport can. May sleep.
+    pub(crate) fn set_affinity(&mut self, part: u32, parts: u32) {
         // SAFETY: By the type invariants `vq` is valid. The affinity is a hint, so the result does
         // not matter.
-        unsafe { bindings::virtio_rdma_set_affinity(self.as_raw(), cpu) };
+        unsafe { bindings::virtio_rdma_set_affinity(self.as_raw(), part, parts) };
     }
 
     /// Gives the queue the memory that its buffers lie in, in place of what it had.

@@ -81,6 +81,26 @@ reset_beneath_traffic()
 	before && traffic_start && reset_beneath && traffic_ended && is_back
 }
 
+# vectors: prints the CPUs to which interrupts of completions may go, each once.
+vectors()
+{
+	for irq in $(awk -v name="$VIRTIO-completions" '$NF == name { sub(":", "", $1); print $1 }' /proc/interrupts); do
+		cpus "$(cat "/proc/irq/$irq/smp_affinity_list")"
+	done | sort -nu
+}
+
+# cpus LIST: prints the numbers of a list of ranges.
+cpus()
+{
+	echo "$1" | tr , '\n' | while IFS=- read -r first last; do seq "$first" "${last:-$first}"; done
+}
+
+# vectors_reach_all: every CPU may get completions.
+vectors_reach_all()
+{
+	VIRTIO=$(virtio_device) && [ "$(vectors)" = "$(cpus "$(cat /sys/devices/system/cpu/online)")" ]
+}
+
 # late_pd: the driver waits for a PD that a consumer in the kernel destroys after it was told that the device goes.
 late_pd()
 {
@@ -89,7 +109,7 @@ late_pd()
 }
 
 ktap_print_header
-ktap_set_plan 10
+ktap_set_plan 11
 ktap_test_result "usable" usable
 ktap_test_result "unbind_loop" unbind_loop
 ktap_test_result "unbind_under_traffic" unbind_under_traffic
@@ -98,7 +118,7 @@ if [ -e "$LATE_PD" ]; then
 else
 	ktap_test_skip "late_pd # late_pd.ko was not built (make KDIR=...)"
 fi
-for name in remove_loop remove_under_traffic reset_loop reset_under_traffic reset_of_nobody reset_beneath_traffic; do
+for name in vectors_reach_all remove_loop remove_under_traffic reset_loop reset_under_traffic reset_of_nobody reset_beneath_traffic; do
 	if pci_function >/dev/null; then
 		ktap_test_result "$name" "$name"
 	else

@@ -67,7 +67,7 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// `EIO` if there is no such queue, or an object has it.
-    pub(super) fn new(hca: &Arc<Hca>, cqn: u32, buffers: Buffers, cpu: u32) -> Result<Self> {
+    pub(super) fn new(hca: &Arc<Hca>, cqn: u32, buffers: Buffers, vector: u32) -> Result<Self> {
         let Buffers {
             depth,
             memory,
@@ -80,7 +80,7 @@ impl CompletionQueue {
             held,
             polled: 0,
         };
-        this.lease.set_affinity(cpu);
+        this.lease.set_affinity(vector, hca.num_comp_vectors());
         for buffer in 0..depth {
             this.recycle(buffer);
         }
