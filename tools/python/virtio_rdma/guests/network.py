@@ -92,6 +92,12 @@ class Network:
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
         return json.loads(answer)
 
+    def operate(self, *words):
+        """Runs a command for operators. Returns its status and what it says."""
+        command = [os.path.join(BUILD, "virtio-rdmad"), *words, "--control", os.path.join(self.dir, "control.sock")]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+        return done.returncode, done.stdout
+
     def device_status(self):
         """Returns what the device says of its guests, by their names."""
         return {guest["name"]: guest for guest in self.status()["guests"]}

@@ -16,6 +16,8 @@ from virtio_rdma.tests import networks
 
 # The bound on what the device's process notes by itself, in seconds.
 SOON = 60
+# How many guests a process has at most in these tests.
+GUESTS = 300
 # Messages that programs send for each restart of the device's process. They take longer than that.
 MESSAGES = {"plain": 1500, "debug": 300}
 
@@ -163,6 +165,19 @@ class TestRestart:
         assert client.wait(networks.HANG_SECONDS) == 0, client.text
         server.kill()
         server.wait(networks.HANG_SECONDS)
+
+    def test_hundreds(self, network):
+        """The process has 300 guests, most of which were added while it ran, and has them after each restart."""
+        there = len(network.guests)
+        names = [f"added{number}" for number in range(GUESTS - there)]
+        for name in names:
+            spec = f"name={name},vhost-user={os.path.join(network.dir, name)}.sock"
+            assert network.operate("add", "--guest", spec) == (0, "")
+        under_traffic(network, faults(5), network.restart)
+        assert len(network.device_status()) == GUESTS
+        for name in names:
+            assert network.operate("remove", name) == (0, "")
+        assert len(network.device_status()) == there
 
     def test_afterwards(self, network, results):
         networks.data_flows(results, network, "after restarts")
