@@ -62,7 +62,8 @@ _virtio_rdmad() {
 	if [ -n "$command" ]; then
 		local of_command='--control --help'
 		case $command in
-		status | watch) of_command+=' --json' ;;
+		status) of_command+=' --json --brief' ;;
+		watch) of_command+=' --json' ;;
 		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
 		reload) of_command+=' --config' ;;

@@ -32,7 +32,7 @@ const DOORBELL_SIZE: u16 = 1024;
 
 /// The device of one guest: what a transport drives.
 ///
-/// All methods but [`Device::status`] and [`Device::set_policy`] are for the one thread that serves the
+/// All methods but [`Device::status`], [`Device::summary`] and [`Device::set_policy`] are for the one thread that serves the
 /// guest.
 pub struct Device {
     guest: Guest,
@@ -372,9 +372,16 @@ impl Device {
         hca.set_quota(quota);
     }
 
-    /// Returns what the device tells of itself. Any thread may call it; it waits for a control
-    /// command under way.
+    /// Returns what the device tells of itself. Any thread may call it; it waits for a control command under way, and
+    /// takes the locks of each QP and SRQ.
     pub fn status(&self) -> DeviceStatus {
+        let (qps, srqs) = status::entries(self.hca());
+        DeviceStatus { qps, srqs, ..self.summary() }
+    }
+
+    /// Returns the same without entries for single QPs and SRQs. Any thread may call it; it waits for a control command
+    /// under way, and takes no lock of a queue.
+    pub fn summary(&self) -> DeviceStatus {
         let started = self.started.load(Ordering::Acquire);
         status::of_guest(&self.guest, started)
     }

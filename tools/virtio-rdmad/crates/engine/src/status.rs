@@ -33,6 +33,17 @@ pub struct QpStatus {
     pub receives: u16,
 }
 
+/// How many QPs of a type are in a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpCount {
+    /// The type, as in [`QpStatus::service`].
+    pub service: &'static str,
+    /// The state.
+    pub state: QpState,
+    /// How many; not 0.
+    pub count: usize,
+}
+
 /// What a device tells of an SRQ.
 #[derive(Clone, Debug)]
 pub struct SrqStatus {
@@ -63,9 +74,13 @@ pub struct DeviceStatus {
     pub quota: Quota,
     /// GIDs by index.
     pub gids: Vec<(u16, Address)>,
-    /// Live QPs.
+    /// How many QPs of each type are in each state.
+    pub qp_counts: Vec<QpCount>,
+    /// How many SRQs are live.
+    pub srq_count: usize,
+    /// Live QPs, if they are told of.
     pub qps: Vec<QpStatus>,
-    /// Live SRQs.
+    /// Live SRQs likewise.
     pub srqs: Vec<SrqStatus>,
     /// How many CQs are live.
     pub cqs: usize,
@@ -81,13 +96,14 @@ pub struct DeviceStatus {
     pub counters: Vec<(&'static str, u64)>,
 }
 
-/// Returns what there is to tell of a guest's device. Waits for a control command under way.
+/// Returns what there is to tell of a guest's device without its single QPs and SRQs. Waits for a control command under way.
 pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
     let hca = &guest.hca;
     let gids = hca.gids();
     let control = lock(&guest.control);
     let objects = &control.objects;
     let (mrs, mws, pds) = (objects.mrs.len(), objects.mws.len(), objects.pds.len());
+    let (cqs, srq_count) = (objects.cqs as usize, objects.srqs as usize);
     let memory = objects.registered;
     drop(control);
     DeviceStatus {
@@ -96,19 +112,42 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
         limits: hca.limits.clone(),
         quota: hca.quota(),
         gids,
-        qps: hca.qps.iter().filter_map(|(slot, qp)| of_qp(hca, slot, qp)).collect(),
-        srqs: hca
-            .srqs
-            .iter()
-            .filter_map(|(slot, srq)| Some(of_srq(hca, slot, lock(srq).as_ref()?)))
-            .collect(),
-        cqs: hca.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
+        qp_counts: count_qps(hca),
+        srq_count,
+        qps: Vec::new(),
+        srqs: Vec::new(),
+        cqs,
         mrs,
         memory,
         mws,
         pds,
         counters: Counter::ALL.iter().map(|c| (c.name(), hca.stats.get(*c))).collect(),
     }
+}
+
+/// Counts the QPs of each type and state.
+fn count_qps(hca: &Hca) -> Vec<QpCount> {
+    let mut counts = [[0; QpState::ALL.len()]; QpType::ALL.len()];
+    for (_, qp) in hca.qps.iter() {
+        if let Some(kind) = qp.kind() {
+            counts[kind as usize][qp.state() as usize] += 1;
+        }
+    }
+    let of_kind = |(kind, counts): (&QpType, [usize; QpState::ALL.len()])| {
+        let service = kind.name();
+        let states = QpState::ALL.iter().zip(counts);
+        states.map(move |(state, count)| QpCount { service, state: *state, count })
+    };
+    let counts = QpType::ALL.iter().zip(counts).flat_map(of_kind);
+    counts.filter(|of| of.count != 0).collect()
+}
+
+/// Returns what there is to tell of each QP and SRQ of a guest.
+pub(crate) fn entries(hca: &Hca) -> (Vec<QpStatus>, Vec<SrqStatus>) {
+    let qps = hca.qps.iter().filter_map(|(slot, qp)| of_qp(hca, slot, qp));
+    let srqs =
+        hca.srqs.iter().filter_map(|(slot, srq)| Some(of_srq(hca, slot, lock(srq).as_ref()?)));
+    (qps.collect(), srqs.collect())
 }
 
 fn of_srq(hca: &Hca, slot: u16, srq: &Srq) -> SrqStatus {
@@ -132,14 +171,7 @@ fn of_qp(hca: &Hca, slot: u16, qp: &Qp) -> Option<QpStatus> {
     let peer = kind.is_connected() && !matches!(state, QpState::Reset | QpState::Init);
     Some(QpStatus {
         qpn: u32::from(slot) + 1,
-        service: match kind {
-            QpType::Gsi => "GSI",
-            QpType::Rc => "RC",
-            QpType::Uc => "UC",
-            QpType::Ud => "UD",
-            QpType::XrcIni => "XRC_INI",
-            QpType::XrcTgt => "XRC_TGT",
-        },
+        service: kind.name(),
         state,
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),
         dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),

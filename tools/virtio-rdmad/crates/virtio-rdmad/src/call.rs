@@ -8,9 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use serde_json::Value;
+use serde_json::{json, Value};
 use varlink::sansio::protocol::{parse_reply, serialize_request};
 use varlink::Request;
+
+use crate::control::interface::STATUS;
+use crate::report::Report;
 
 /// Why a call fails. Each names the control socket.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +29,10 @@ pub enum CallError {
     Refused(PathBuf, String, String),
 }
 
-/// Calls a method that has no parameters. Returns what it answers.
-pub fn call(path: &Path, method: &'static str) -> Result<Value, CallError> {
-    call_with(path, method, None, &[])
+/// Asks what there is to tell of a process, without an entry for each QP and SRQ.
+pub fn ask_summary(path: &Path) -> Result<Report, Box<dyn std::error::Error>> {
+    let parameters = Some(json!({ "detail": false }));
+    Ok(serde_json::from_value(call_with(path, STATUS, parameters, &[])?)?)
 }
 
 /// Calls a method with these parameters, and passes these descriptors on, two at most. Returns what it answers.

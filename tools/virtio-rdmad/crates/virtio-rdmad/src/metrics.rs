@@ -14,11 +14,12 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::call::call;
-use crate::control::interface::STATUS;
+use crate::call::ask_summary;
 use crate::nic;
 use crate::options::MetricsOptions;
-use crate::report::{GuestReport, HistogramReport, LimitsReport, Report, WorkerReport};
+use crate::report::{
+    GuestReport, HistogramReport, LimitsReport, QpCountReport, Report, WorkerReport,
+};
 use crate::uplink::counters;
 
 /// The names and values of labels.
@@ -26,7 +27,7 @@ type Labels<'a> = Vec<(&'static str, &'a str)>;
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &MetricsOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let report = serde_json::from_value(call(&options.control, STATUS)?)?;
+    let report = ask_summary(&options.control)?;
     let text = text(report)?;
     // Whoever reads the output may stop before its end.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -118,7 +119,7 @@ impl Metrics {
                 ("mr", guest.mrs),
                 ("mw", guest.mws),
                 ("cq", guest.cqs),
-                ("srq", guest.srqs.len()),
+                ("srq", guest.srq_count),
             ];
             counts.map(|(kind, count)| ([&labels[..], &[("kind", kind)]].concat(), count))
         });
@@ -143,12 +144,8 @@ impl Metrics {
         let help = "Bytes of memory that the MRs of a guest may cover, if that has a limit";
         measure(encoder, "guest_registered_bytes_limit", help, limits)?;
         let qps = self.of_guests().flat_map(|(labels, guest)| {
-            let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-            for qp in &guest.qps {
-                *kinds.entry((&qp.service, &qp.state)).or_default() += 1;
-            }
-            kinds.into_iter().map(move |((service, state), count)| {
-                ([&labels[..], &[("type", service), ("state", state)]].concat(), count)
+            guest.qp_counts.iter().map(move |QpCountReport { service, state, count }| {
+                ([&labels[..], &[("type", service.as_str()), ("state", state)]].concat(), *count)
             })
         });
         measure(encoder, "guest_qps", "QPs that a guest has, of a type and in a state", qps)
@@ -279,8 +276,9 @@ mod tests {
                 "turns": { "sum_seconds": 0.25, "buckets": [{ "up_to_seconds": 0.125, "count": 3 }, { "count": 1 }] } }],
             "guests": [
                 { "name": "g\"1", "network": "n", "connected": true, "started": false, "pds": 1, "mrs": 2, "limits": { "qps": 9 },
-                  "qps": [{ "qpn": 2, "type": "RC", "state": "RTS" }, { "qpn": 3, "type": "RC", "state": "RTS" },
-                          { "qpn": 1, "type": "GSI", "state": "RTS" }],
+                  "qp_counts": [{ "type": "GSI", "state": "RTS", "count": 1 },
+                                { "type": "RC", "state": "RTS", "count": 2 }],
+                  "srq_count": 6,
                   "counters": { "timeouts": 4 }, "nic": { "rx_frames": 5 } },
                 { "name": "g2", "network": "n", "counters": { "timeouts": 0 } },
             ],
@@ -306,6 +304,7 @@ mod tests {
             "virtio_rdma_guest_connected{guest=\"g\\\"1\",network=\"n\"} 1",
             "virtio_rdma_guest_started{guest=\"g2\",network=\"n\"} 0",
             "virtio_rdma_guest_objects{guest=\"g\\\"1\",network=\"n\",kind=\"mr\"} 2",
+            "virtio_rdma_guest_objects{guest=\"g\\\"1\",network=\"n\",kind=\"srq\"} 6",
             "virtio_rdma_guest_limits{guest=\"g\\\"1\",network=\"n\",kind=\"qp\"} 9",
             "virtio_rdma_guest_qps{guest=\"g\\\"1\",network=\"n\",type=\"RC\",state=\"RTS\"} 2",
             "virtio_rdma_guest_timeouts_total{guest=\"g\\\"1\",network=\"n\"} 4",

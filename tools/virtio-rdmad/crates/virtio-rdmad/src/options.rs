@@ -310,6 +310,10 @@ pub struct StatusOptions {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+
+    /// Leave out the queue pairs and shared receive queues, which may be many.
+    #[arg(long)]
+    pub brief: bool,
 }
 
 /// Options of `virtio-rdmad add`.

@@ -9,9 +9,8 @@ use std::fmt::Display;
 use std::path::Path;
 
 use crate::add_remove::{add_to, remove_from};
-use crate::call::call;
+use crate::call::ask_summary;
 use crate::config_file::ConfigFile;
-use crate::control::interface::STATUS;
 use crate::guest::Origin;
 use crate::key_values::KeyValues;
 use crate::options::{self, GuestSpec, ReloadOptions, SpecError};
@@ -22,7 +21,7 @@ use crate::set::set;
 /// Has the process follow the file. If the file has a mistake, nothing changes.
 pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
     let file = ConfigFile::read(&options.config)?;
-    let report: Report = serde_json::from_value(call(&options.control, STATUS)?)?;
+    let report = ask_summary(&options.control)?;
     let plan = Plan::new(&file, &report)?;
     let failures = plan.carry_out(&options.control);
     plan.needs_restart.iter().for_each(|what| println!("needs a restart: {what}"));

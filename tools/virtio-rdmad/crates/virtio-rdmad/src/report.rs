@@ -131,9 +131,13 @@ pub struct GuestReport {
     pub mws: usize,
     /// How many CQs it has.
     pub cqs: usize,
-    /// Its QPs.
+    /// How many QPs of each type are in each state.
+    pub qp_counts: Vec<QpCountReport>,
+    /// How many SRQs it has.
+    pub srq_count: usize,
+    /// Its QPs, if the call wants them.
     pub qps: Vec<QpReport>,
-    /// Its SRQs.
+    /// Its SRQs likewise.
     pub srqs: Vec<SrqReport>,
     /// How much of these it may have.
     pub limits: LimitsReport,
@@ -173,6 +177,19 @@ pub struct GidReport {
     pub gid: String,
     /// The VLAN that the GID is in.
     pub vlan: Option<u16>,
+}
+
+/// How many QPs of a type are in a state.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct QpCountReport {
+    /// The type, as that of a QP.
+    #[serde(rename = "type")]
+    pub service: String,
+    /// The state, as that of a QP.
+    pub state: String,
+    /// How many.
+    pub count: usize,
 }
 
 /// A QP.
@@ -226,6 +243,13 @@ pub struct EventReport {
     /// How many events were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
+}
+
+impl GuestReport {
+    /// Returns how many QPs the guest has.
+    pub fn qp_count(&self) -> usize {
+        self.qp_counts.iter().map(|of| of.count).sum()
+    }
 }
 
 impl EventReport {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::Write;
 
-use crate::call::call;
+use serde_json::json;
+
+use crate::call::call_with;
 use crate::control::interface::STATUS;
 use crate::options::StatusOptions;
 use crate::report::{
@@ -14,7 +16,8 @@ use crate::report::{
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let answer = call(&options.control, STATUS)?;
+    let parameters = options.brief.then(|| json!({ "detail": false }));
+    let answer = call_with(&options.control, STATUS, parameters, &[])?;
     // JSON is passed on as it came, with what a newer process may report besides.
     let text = if options.json {
         serde_json::to_string_pretty(&answer)? + "\n"
@@ -63,7 +66,7 @@ fn guest(guest: &GuestReport) -> String {
     };
     let GuestReport { name, transport, socket, network, pds, mrs, mws, cqs, .. } = guest;
     let (worker, mac) = (or_dash(guest.worker), or_dash(guest.mac.as_ref()));
-    let (qps, srqs) = (guest.qps.len(), guest.srqs.len());
+    let (qps, srqs) = (guest.qp_count(), guest.srq_count);
     let head = format!(
         "{name}: {state}, worker {worker}, {transport} {socket}, network {network}, MAC {mac}\n"
     );
@@ -102,8 +105,6 @@ fn or_dash(value: Option<impl Display>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -113,7 +114,7 @@ mod tests {
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true,
             "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
-            "mws": 1, "gids": [{ "index": 0, "gid": "fe80::1", "vlan": null },
+            "mws": 1, "qp_counts": [{ "count": 2 }], "srq_count": 2, "gids": [{ "index": 0, "gid": "fe80::1", "vlan": null },
                                 { "index": 1, "gid": "fe80::1", "vlan": 5 }],
             "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2",
                       "sends": 0, "receives": 100 },

@@ -7,8 +7,7 @@ mod view;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::call::call;
-use crate::control::interface::STATUS;
+use crate::call::ask_summary;
 use crate::options::TopOptions;
 use crate::report::Report;
 use terminal::{Keys, Screen};
@@ -22,7 +21,7 @@ struct Sample {
 impl Sample {
     /// Asks the process behind the control socket.
     fn take(options: &TopOptions) -> Result<Self, Box<dyn std::error::Error>> {
-        let report = serde_json::from_value(call(&options.control, STATUS)?)?;
+        let report = ask_summary(&options.control)?;
         Ok(Self { report, at: Instant::now() })
     }
 

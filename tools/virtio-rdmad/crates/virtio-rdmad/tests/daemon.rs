@@ -300,6 +300,7 @@ fn the_control_socket_refuses_nonsense() {
     for (method, parameters, name) in [
         ("Status", serde_json::json!({ "when": "now" }), "when"),
         ("AddGuest", serde_json::json!({}), "spec"),
+        ("Status", serde_json::json!({ "detail": 1 }), "detail"),
         ("RemoveGuest", serde_json::json!({ "name": 7 }), "name"),
         ("RemoveGuest", serde_json::json!({ "name": "a", "drain": "yes" }), "drain"),
         ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
@@ -607,6 +608,51 @@ fn guests_that_cannot_come_are_refused() {
         assert!(String::from_utf8_lossy(&answer).contains("InvalidSocket"), "{answer:?}");
     }
     drop((one, other));
+    daemon.end();
+}
+
+/// A call that wants no detail gets the numbers of QPs without their entries, and `metrics` has the same numbers.
+#[test]
+fn qps_are_counted_without_an_entry_for_each() {
+    let daemon = Daemon::start_with("count", &[], &two_guests(Transport::VhostUser));
+    let pair = pair(&daemon, Transport::VhostUser);
+    let mut socket = connect(&daemon.path("control"));
+    let mut guest = |parameters: &Value| {
+        let answer = call(&mut socket, "org.virtio-rdma.Daemon.Status", parameters);
+        answer["parameters"]["guests"][0].clone()
+    };
+    let [all, none, brief] = [
+        serde_json::json!({ "detail": true }),
+        serde_json::json!({}),
+        serde_json::json!({ "detail": false }),
+    ]
+    .map(|parameters| guest(&parameters));
+    assert_eq!(all["qps"], none["qps"]);
+    assert_eq!((&brief["qps"], &brief["srqs"]), (&serde_json::json!([]), &serde_json::json!([])));
+    assert_eq!((&brief["qp_counts"], &brief["cqs"]), (&all["qp_counts"], &all["cqs"]));
+    let mut counts = std::collections::BTreeMap::<(&str, &str), u64>::new();
+    for qp in all["qps"].as_array().unwrap() {
+        let key = ["type", "state"].map(|key| qp[key].as_str().unwrap());
+        *counts.entry(key.into()).or_default() += 1;
+    }
+    assert!(!counts.is_empty());
+    assert_eq!(brief["qp_counts"].as_array().unwrap().len(), counts.len());
+    let mut command = Command::new(BINARY);
+    let output = output(command.args(["metrics", "--control"]).arg(daemon.path("control")));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for ((kind, state), count) in counts {
+        let of = serde_json::json!({ "type": kind, "state": state, "count": count });
+        assert!(brief["qp_counts"].as_array().unwrap().contains(&of), "{of} is not in {brief}");
+        let labels =
+            format!("{{guest=\"a\",network=\"default\",type=\"{kind}\",state=\"{state}\"}}");
+        let line = format!("virtio_rdma_guest_qps{labels} {count}\n");
+        assert!(text.contains(&line), "{line} is not in:\n{text}");
+    }
+    let mut command = Command::new(BINARY);
+    command.args(["status", "--json", "--brief", "--control"]).arg(daemon.path("control"));
+    let status: Value = serde_json::from_slice(&self::output(&mut command).stdout).unwrap();
+    assert_eq!(status["guests"][0]["qps"], serde_json::json!([]));
+    drop(pair);
     daemon.end();
 }
 

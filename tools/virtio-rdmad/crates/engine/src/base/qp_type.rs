@@ -22,6 +22,22 @@ pub(crate) enum QpType {
 }
 
 impl QpType {
+    /// All types.
+    pub const ALL: [Self; 6] =
+        [Self::Gsi, Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt];
+
+    /// Returns the name, as the field has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gsi => "GSI",
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+            Self::XrcIni => "XRC_INI",
+            Self::XrcTgt => "XRC_TGT",
+        }
+    }
+
     /// Returns the type of this number.
     pub fn from_abi(value: u8) -> Option<Self> {
         Some(match u32::from(value) {

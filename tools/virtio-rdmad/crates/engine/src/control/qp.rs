@@ -186,7 +186,7 @@ fn occupy(
     cap.max_inline_data = request.max_inline_data;
     qp.set_state(&mut responder, QpState::Reset);
     requester.config = Some(config);
-    responder.config = Some(config);
+    qp.configure(&mut responder, Some(config));
     // Receives are found when they are needed.
     responder.notify = false;
     responder.queue.disable_notify();
@@ -391,7 +391,7 @@ pub(super) fn destroy(
     hca.set_timer(slot, None);
     let mut responder = lock(&qp.responder);
     srq::leave(hca, slot, &mut responder);
-    responder.config = None;
+    qp.configure(&mut responder, None);
     responder.rouse();
     responder.reset();
     qp.set_state(&mut responder, QpState::Reset);

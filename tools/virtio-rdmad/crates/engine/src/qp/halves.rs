@@ -26,11 +26,16 @@ use crate::memory::page_list::Range;
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wqe::{ReceiveWqe, SendWqe};
 
+/// The type of a place without a QP.
+const NO_QP: u8 = u8::MAX;
+
 /// The place of a QP; QP number less one. Its virtqueues stay when the QP goes,
 /// its rings go with it.
 pub(crate) struct Qp<D> {
     /// Changes only under `responder`'s lock.
     state: AtomicU8,
+    /// The place of its type in [`QpType::ALL`], or [`NO_QP`]. Changes only under `responder`'s lock.
+    kind: AtomicU8,
     /// Locked by the guest's own thread only.
     pub requester: Mutex<Requester<D>>,
     /// Locked by the guest's own thread and by that of a peer.
@@ -42,6 +47,7 @@ impl<D> Default for Qp<D> {
     fn default() -> Self {
         Self {
             state: AtomicU8::new(QpState::Reset as u8),
+            kind: AtomicU8::new(NO_QP),
             requester: Mutex::new(Requester::new()),
             responder: Mutex::new(Responder::new()),
         }
@@ -57,6 +63,18 @@ impl<D> Qp<D> {
     /// Changes the state; the responder is borrowed to show that it is locked.
     pub fn set_state(&self, _locked: &mut Responder<D>, state: QpState) {
         self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Returns the type at this moment; `None`: there is no QP.
+    pub fn kind(&self) -> Option<QpType> {
+        QpType::ALL.get(usize::from(self.kind.load(Ordering::Relaxed))).copied()
+    }
+
+    /// Changes what the QP is created with; `None`: there is none any more. The responder is the locked one.
+    pub fn configure(&self, locked: &mut Responder<D>, config: Option<QpConfig>) {
+        let kind = config.map_or(NO_QP, |config| config.wq.kind as u8);
+        self.kind.store(kind, Ordering::Relaxed);
+        locked.config = config;
     }
 }
 
@@ -226,7 +244,7 @@ impl<D> Requester<D> {
 pub(crate) struct Responder<D> {
     /// The receive queue.
     pub queue: WorkQueue,
-    /// What the QP was created with; `None`: there is none.
+    /// What the QP was created with; `None`: there is none. [`Qp::configure`] changes that.
     pub config: Option<QpConfig>,
     /// Attributes, in the form of QUERY_QP.
     pub attr: virtio_rdma_qp_attr,

@@ -159,7 +159,9 @@ impl<D> Qp<D> {
             (to_requester.queue, to_responder.queue) = (send, receive);
         }
         load_requester(&mut to_requester, requester, with)?;
+        let current = responder.config;
         load_responder(&mut to_responder, responder, with)?;
+        self.configure(&mut to_responder, Some(current));
         self.set_state(&mut to_responder, state);
         Ok(())
     }
@@ -281,7 +283,6 @@ fn load_responder<D>(
     let count = |total| packets(total, mtu);
     let inbound = saved.inbound.map(|inbound| inbound.load(with.now, with.quota, count));
     to.inbound = inbound.transpose()?.map(Box::new);
-    to.config = Some(saved.config);
     to.attr = saved.attr;
     to.source = saved.source;
     to.partner = saved.partner;

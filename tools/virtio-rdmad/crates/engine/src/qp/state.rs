@@ -41,6 +41,10 @@ pub enum QpState {
 }
 
 impl QpState {
+    /// All states.
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
+
     /// Returns the state of this number.
     pub(crate) fn from_abi(value: u8) -> Option<Self> {
         Some(match virtio_rdma_qp_state::from(value) {

@@ -102,7 +102,7 @@ impl Reset {
             qp.set_state(&mut responder, QpState::Reset);
             responder.rouse();
             responder.reset();
-            responder.config = None;
+            qp.configure(&mut responder, None);
             responder.notify = true;
             responder.queue = WorkQueue::default();
         }

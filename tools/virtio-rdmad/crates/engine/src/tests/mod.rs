@@ -34,6 +34,7 @@ mod rings;
 mod schedules;
 mod selective;
 mod srq;
+mod status;
 mod threads;
 mod uc;
 mod vlan;

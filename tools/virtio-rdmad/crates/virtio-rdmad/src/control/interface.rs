@@ -76,8 +76,8 @@ impl Daemon {
         Self { surveyed, besides }
     }
 
-    fn status(&self) -> Reply {
-        parameters(&survey(&self.surveyed))
+    fn status(&self, detail: bool) -> Reply {
+        parameters(&survey(&self.surveyed, detail))
     }
 
     /// Adds a guest, whose listening socket has come with the call.
@@ -211,10 +211,10 @@ impl Parameters {
         }
     }
 
-    /// Takes a flag, which is not set if it is not there.
-    fn flag(&mut self, name: &str) -> Result<bool, Refused> {
+    /// Takes a flag, which is this if it is not there.
+    fn flag(&mut self, name: &str, otherwise: bool) -> Result<bool, Refused> {
         match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(false),
+            None | Some(Value::Null) => Ok(otherwise),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(_) => Err(Refused::Parameter(name.to_owned())),
         }
@@ -244,9 +244,12 @@ impl Interface for Daemon {
             Some(_) => return call.reply_invalid_parameter("parameters".to_owned()),
         };
         let answer = match method.as_str() {
-            STATUS => parameters.end().map(|()| self.status()),
+            STATUS => parameters.flag("detail", true).and_then(|detail| {
+                parameters.end()?;
+                Ok(self.status(detail))
+            }),
             ADD_GUEST => parameters.text("spec").and_then(|spec| {
-                let is_in_file = parameters.flag("in_file")?;
+                let is_in_file = parameters.flag("in_file", false)?;
                 parameters.end()?;
                 self.add_guest(&spec, if is_in_file { Origin::File } else { Origin::Call })
             }),
@@ -256,7 +259,7 @@ impl Interface for Daemon {
                 self.set_policy(&name, &policy)
             }),
             REMOVE_GUEST => parameters.text("name").and_then(|name| {
-                let drain = parameters.flag("drain")?;
+                let drain = parameters.flag("drain", false)?;
                 parameters.end()?;
                 self.remove_guest(&name, drain)
             }),

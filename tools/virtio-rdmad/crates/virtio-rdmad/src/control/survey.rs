@@ -6,14 +6,14 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use engine::{Address, DeviceStatus, Limits, QpStatus, Quota, SrqStatus};
+use engine::{Address, DeviceStatus, Limits, QpCount, QpState, QpStatus, Quota, SrqStatus};
 
 use crate::guest::Guest;
 use crate::guests::{Guests, MAX_GUESTS};
 use crate::histogram;
 use crate::report::{
-    BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpReport, Report,
-    SrqReport, UplinkReport, WorkerReport,
+    BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpCountReport, QpReport,
+    Report, SrqReport, UplinkReport, WorkerReport,
 };
 use crate::switch::Switch;
 use crate::times::Reading;
@@ -31,8 +31,8 @@ pub struct Surveyed {
     pub settings: BTreeMap<String, String>,
 }
 
-/// Returns what is to be told of the parts of the process.
-pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed) -> Report {
+/// Returns what is to be told of the parts of the process. With `detail`, each QP and SRQ has an entry.
+pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed, detail: bool) -> Report {
     let mut uplinks: Vec<_> = switches.iter().filter_map(|switch| uplink_report(switch)).collect();
     uplinks.sort_by(|one, other| one.network.cmp(&other.network));
     Report {
@@ -42,7 +42,7 @@ pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed) -> Re
         max_guests: MAX_GUESTS as u64,
         settings: settings.clone(),
         workers: workers.iter().map(worker_report).collect(),
-        guests: guests.all().iter().map(|guest| guest_report(guest, switches)).collect(),
+        guests: guests.all().iter().map(|guest| guest_report(guest, switches, detail)).collect(),
         uplinks,
     }
 }
@@ -87,10 +87,10 @@ fn nic_counters(switches: &[Arc<Switch>], guest: &str) -> BTreeMap<String, u64> 
     nics.find(|nic| nic.guest == guest).map(|nic| nic.counters()).unwrap_or_default()
 }
 
-fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
+fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestReport {
     let spec = &guest.spec;
-    let status = guest.device.status();
-    let DeviceStatus { started, limits, quota, gids, qps, srqs, counters, .. } = status;
+    let status = if detail { guest.device.status() } else { guest.device.summary() };
+    let DeviceStatus { started, limits, quota, gids, qp_counts, qps, srqs, counters, .. } = status;
     let rings = guest.rings.load(Ordering::Relaxed);
     let queues = if rings { "rings" } else { "virtqueues" };
     GuestReport {
@@ -112,6 +112,8 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
         memory: status.memory,
         mws: status.mws,
         cqs: status.cqs,
+        qp_counts: qp_counts.iter().map(qp_count_report).collect(),
+        srq_count: status.srq_count,
         qps: qps.iter().map(qp_report).collect(),
         srqs: srqs.iter().map(srq_report).collect(),
         limits: limits_report(&limits, &quota, rings),
@@ -139,12 +141,22 @@ fn gid_report((index, Address { gid, vlan }): (u16, Address)) -> GidReport {
     GidReport { index, gid: format_gid(gid), vlan }
 }
 
+fn qp_count_report(of: &QpCount) -> QpCountReport {
+    let QpCount { service, state, count } = *of;
+    QpCountReport { service: service.to_owned(), state: name_of(state), count }
+}
+
+/// Returns the name of a state, as the field has it.
+fn name_of(state: QpState) -> String {
+    format!("{state:?}").to_uppercase()
+}
+
 fn qp_report(qp: &QpStatus) -> QpReport {
     let QpStatus { qpn, service, state, dest_qpn, dest_gid, sends, receives } = *qp;
     QpReport {
         qpn,
         service: service.to_owned(),
-        state: format!("{state:?}").to_uppercase(),
+        state: name_of(state),
         dest_qpn,
         dest_gid: dest_gid.map(format_gid),
         sends,

@@ -102,7 +102,7 @@ fn guest_line(rates: &Rates<'_>) -> String {
     let name = guest.name.replace(char::is_control, "?");
     format!(
         "{worker:>6} {:>6} {:>6} {messages:>10.0} {sent:>9.1} {received:>9.1} {errors:>8.1} {name}",
-        guest.qps.len(),
+        guest.qp_count(),
         guest.mrs
     )
 }
@@ -123,7 +123,7 @@ mod tests {
         let guests: Vec<_> = guests
             .iter()
             .map(|(name, counters)| {
-                json!({ "name": name, "connected": true, "worker": 0, "mrs": 3, "qps": [{}, {}],
+                json!({ "name": name, "connected": true, "worker": 0, "mrs": 3, "qp_counts": [{ "count": 2 }],
                         "counters": counters })
             })
             .collect();
