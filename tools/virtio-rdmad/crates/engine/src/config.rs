@@ -22,6 +22,7 @@ use crate::base::address::guid;
 use crate::base::host::Wake;
 use crate::base::limits::{Limits, MAX_FAST_REG_PAGES, MAX_SGE};
 use crate::base::quota::Quota;
+use crate::base::traffic_class::TrafficClasses;
 use crate::memory::page_list::PAGE_SIZES;
 use crate::transport::rights::AddressRights;
 
@@ -35,6 +36,8 @@ const VENDOR_PART_ID: u32 = abi::VIRTIO_RDMA_DEVICE_ID;
 pub struct DevicePolicy {
     /// The addresses that the guest may use.
     pub addresses: AddressRights,
+    /// The classes of traffic that its packets may be in.
+    pub classes: TrafficClasses,
     /// How much it may use of what its device can have.
     pub quota: Quota,
 }

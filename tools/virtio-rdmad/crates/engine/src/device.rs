@@ -47,10 +47,11 @@ impl Device {
     /// Makes the device of a guest in a network.
     pub(crate) fn new(network: &Arc<Network<Hca>>, config: DeviceConfig) -> Self {
         let DeviceConfig { name, mac, limits, policy, rings, wake } = config;
-        let DevicePolicy { addresses, quota } = policy;
+        let DevicePolicy { addresses, classes, quota } = policy;
         let limits = limits.clamped();
         let node = mac.unwrap_or_else(random_mac);
-        let hca = Arc::new(Hca::new(name, node, limits, quota, Arc::clone(network), wake));
+        let shared = Arc::clone(network);
+        let hca = Arc::new(Hca::new(name, node, limits, classes, quota, shared, wake));
         network.add(&hca, Rights::new(mac, addresses));
         Self {
             scheduler: Mutex::new(Scheduler::new(hca.jobs.count())),
@@ -363,12 +364,13 @@ impl Device {
     /// that guest's, whatever this policy says.
     ///
     /// A quota below what the guest uses ends nothing; it counts for what the guest makes from now on. A rate counts at
-    /// once, also for what waits.
+    /// once, also for what waits, and classes of traffic count at once, also for connections that are there.
     pub fn set_policy(&self, policy: DevicePolicy) {
-        let DevicePolicy { addresses, quota } = policy;
+        let DevicePolicy { addresses, classes, quota } = policy;
         let hca = self.hca();
         hca.network.set_rights(hca, addresses);
         hca.review_gids();
+        hca.classes.set(classes);
         hca.set_quota(quota);
     }
 

@@ -92,6 +92,8 @@ pub struct DeviceStatus {
     pub mws: usize,
     /// How many PDs are live.
     pub pds: usize,
+    /// How many multicast groups QPs are attached to.
+    pub groups: usize,
     /// Every counter's name and value.
     pub counters: Vec<(&'static str, u64)>,
 }
@@ -104,7 +106,7 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
     let objects = &control.objects;
     let (mrs, mws, pds) = (objects.mrs.len(), objects.mws.len(), objects.pds.len());
     let (cqs, srq_count) = (objects.cqs as usize, objects.srqs as usize);
-    let memory = objects.registered;
+    let (memory, groups) = (objects.registered, objects.attachments.groups());
     drop(control);
     DeviceStatus {
         name: hca.stats.name().into(),
@@ -121,6 +123,7 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
         memory,
         mws,
         pds,
+        groups,
         counters: Counter::ALL.iter().map(|c| (c.name(), hca.stats.get(*c))).collect(),
     }
 }

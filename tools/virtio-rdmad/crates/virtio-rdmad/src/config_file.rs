@@ -22,7 +22,7 @@ use crate::uplink_spec::{self, UplinkError, UplinkSpec};
 const TABLES: [&str; 2] = ["guest", "uplink"];
 
 /// Keys of a guest whose value is a list.
-const LISTS: [&str; 2] = ["gid", "vlan"];
+const LISTS: [&str; 4] = ["gid", "vlan", "dscp", "pcp"];
 
 /// Options that a file cannot have as keys with a value.
 const NOT_IN_FILE: [&str; 5] = ["config", "guest", "uplink", "help", "version"];
@@ -372,7 +372,7 @@ mod tests {
         let file = ConfigFile::parse(
             "control = '/run/c'\nworkers = 2\ncpus = [2, '4-7']\nsandbox = false\npoll-us = 10\n\
              [[guest]]\nvhost-user = '/run/a'\nname = 'a'\nrings = true\nmax-qp = 10\ngid = ['10.0.0.1', 'fd00::/64']\n\
-             [[guest]]\nname = 'b'\nvfio-user = '/run/b'\nrate = '10G'\n\
+             [[guest]]\nname = 'b'\nvfio-user = '/run/b'\nrate = '10G'\ngroups = 0\ndscp = [26, '0-7']\npcp = 3\n\
              [[uplink]]\nvxlan = 7\nlocal = '192.0.2.1'\nremote = ['192.0.2.2', '192.0.2.3']\n",
         )
         .unwrap();
@@ -385,7 +385,7 @@ mod tests {
         let guests: Vec<_> = file.guests.iter().map(|guest| guest.text.as_str()).collect();
         let expected = [
             "name=a,vhost-user=/run/a,rings=on,max-qp=10,gid=10.0.0.1+fd00::/64",
-            "name=b,vfio-user=/run/b,rate=10G",
+            "name=b,vfio-user=/run/b,dscp=26+0-7,pcp=3,rate=10G,groups=0",
         ];
         assert_eq!(guests, expected);
         let uplink = "vxlan=7,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3";

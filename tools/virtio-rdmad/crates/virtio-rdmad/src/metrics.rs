@@ -120,14 +120,22 @@ impl Metrics {
                 ("mw", guest.mws),
                 ("cq", guest.cqs),
                 ("srq", guest.srq_count),
+                ("mcast_group", guest.groups),
             ];
             counts.map(|(kind, count)| ([&labels[..], &[("kind", kind)]].concat(), count))
         });
         measure(encoder, "guest_objects", "Objects that a guest has, but QPs", objects)?;
         let limits = self.of_guests().flat_map(|(labels, guest)| {
-            let LimitsReport { qps, cqs, srqs, mrs, mws, pds, .. } = guest.limits;
-            let limits =
-                [("pd", pds), ("mr", mrs), ("mw", mws), ("cq", cqs), ("srq", srqs), ("qp", qps)];
+            let LimitsReport { qps, cqs, srqs, mrs, mws, pds, groups, .. } = guest.limits;
+            let limits = [
+                ("pd", pds),
+                ("mr", mrs),
+                ("mw", mws),
+                ("cq", cqs),
+                ("srq", srqs),
+                ("qp", qps),
+                ("mcast_group", groups),
+            ];
             limits.map(|(kind, limit)| {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
                 ([&labels[..], &[("kind", kind)]].concat(), limit)

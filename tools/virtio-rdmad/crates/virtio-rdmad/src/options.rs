@@ -45,6 +45,8 @@ pub struct Options {
     ///   mode=MODE         permissions of the sockets, such as 0660 (default: by the umask)
     ///   gid=LIST          addresses that it may use (default: all but those of other guests)
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
+    ///   dscp=LIST         DSCPs that its packets on the uplink may have (default: all)
+    ///   pcp=LIST          priorities that these packets may have in VLANs (default: all)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
     ///   vectors=N         with rings: number of interrupts for completions
     ///   max-qp=N          without rings: number of QPs, with that of the connection manager
@@ -57,6 +59,7 @@ pub struct Options {
     ///   mrs=N             memory regions likewise
     ///   mws=N             memory windows likewise
     ///   pds=N             protection domains likewise
+    ///   groups=N          multicast groups that it may join (default: all that its device can have)
     ///   memory=SIZE       bytes of memory that it may have registered (default: no limit)
     ///
     /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
@@ -74,8 +77,12 @@ pub struct Options {
     /// list as a single address and not on the list of this one. A vlan= list has numbers and
     /// ranges with + between them, such as none+5+7-9, where none means addresses in no VLAN.
     ///
+    /// Lists dscp= and pcp= have numbers and ranges with + between them, such as 26+0-7. A packet for
+    /// which the guest asks for another value is sent with the first one of the list.
+    ///
     /// A rate= is a number of at least 8K, with K, M or G for thousands, millions or billions, such
-    /// as 500M. It counts the headers of packets. Messages to guests of this process have no limit.
+    /// as 500M. It counts the headers of packets, and each copy of a packet that a tunnel sends to
+    /// several hosts. Messages to guests of this process have no limit.
     ///
     /// A message-rate= counts the work requests of all send queues, also those to guests of this process. It
     /// is a number with K, M or G as well, such as 500K.
@@ -341,8 +348,8 @@ pub struct SetOptions {
     /// The name of the guest.
     pub name: String,
 
-    /// What changes: gid, vlan, rate, message-rate, qps, cqs, srqs, mrs, mws, pds or memory, as in --guest.
-    /// What is not named stays. The value "default" stands for a guest without that key.
+    /// What changes: gid, vlan, dscp, pcp, rate, message-rate, qps, cqs, srqs, mrs, mws, pds, groups or memory, as
+    /// in --guest. What is not named stays. The value "default" stands for a guest without that key.
     ///
     /// An address that the guest may not use any more is nobody's, as if the guest had removed it, until
     /// the guest may use it again. A limit below what the guest has counts for what it makes from now on.
@@ -546,6 +553,8 @@ pub const KEYS: &[&str] = &[
     "max-cq",
     "gid",
     "vlan",
+    "dscp",
+    "pcp",
     "rate",
     "message-rate",
     "qps",
@@ -554,6 +563,7 @@ pub const KEYS: &[&str] = &[
     "mrs",
     "mws",
     "pds",
+    "groups",
     "memory",
 ];
 

@@ -3,16 +3,33 @@
 
 use std::fmt::{Display, Formatter};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use engine::{AddressRights, DevicePolicy, GidPrefix, Quota, VlanList};
+use engine::{
+    AddressRights, AllowedValues, DevicePolicy, GidPrefix, Quota, TrafficClasses, VlanList,
+};
 
 use crate::key_values::{number, KeyValues, ListError};
 use crate::options::{self, GuestSpec, SpecError};
 
 /// The keys.
-pub const KEYS: &[&str] =
-    &["gid", "vlan", "rate", "message-rate", "qps", "cqs", "srqs", "mrs", "mws", "pds", "memory"];
+pub const KEYS: &[&str] = &[
+    "gid",
+    "vlan",
+    "dscp",
+    "pcp",
+    "rate",
+    "message-rate",
+    "qps",
+    "cqs",
+    "srqs",
+    "mrs",
+    "mws",
+    "pds",
+    "groups",
+    "memory",
+];
 
 /// The value of a key, in a change, that stands for a guest without that key.
 pub const DEFAULT: &str = "default";
@@ -27,7 +44,13 @@ pub fn read(list: &KeyValues<'_>) -> Result<DevicePolicy, ListError> {
         gids: list.get("gid").map(gid_list).transpose()?,
         vlans: list.get("vlan").map(vlan_list).transpose()?,
     };
-    Ok(DevicePolicy { addresses, quota: quota(list)? })
+    Ok(DevicePolicy { addresses, classes: classes(list)?, quota: quota(list)? })
+}
+
+fn classes(list: &KeyValues<'_>) -> Result<TrafficClasses, ListError> {
+    let dscp = "a DSCP of 0 to 63 or a range of these such as 8-15";
+    let pcp = "a priority of 0 to 7 or a range of these such as 0-3";
+    Ok(TrafficClasses { dscp: values(list, "dscp", 63, dscp)?, pcp: values(list, "pcp", 7, pcp)? })
 }
 
 fn quota(list: &KeyValues<'_>) -> Result<Quota, ListError> {
@@ -39,6 +62,7 @@ fn quota(list: &KeyValues<'_>) -> Result<Quota, ListError> {
         mrs: number(list, "mrs")?.unwrap_or(all.mrs),
         mws: number(list, "mws")?.unwrap_or(all.mws),
         pds: number(list, "pds")?.unwrap_or(all.pds),
+        groups: list.get("groups").map(groups).transpose()?.unwrap_or(all.groups),
         memory: list.get("memory").map(memory).transpose()?.unwrap_or(all.memory),
         wire_rate: list.get("rate").map(rate).transpose()?,
         message_rate: list.get("message-rate").map(message_rate).transpose()?,
@@ -147,6 +171,17 @@ fn memory(value: &str) -> Result<u64, ListError> {
     }
 }
 
+/// Reads a number of multicast groups. A guest needs none of them, so 0 is such a number.
+fn groups(value: &str) -> Result<u32, ListError> {
+    let error =
+        || ListError::value("groups", value, "a number of multicast groups, such as 0 or 16");
+    Some(value)
+        .filter(|value| !value.starts_with('+'))
+        .ok_or_else(error)?
+        .parse()
+        .map_err(|_| error())
+}
+
 /// Reads IP addresses and prefixes with `+` between them, and returns them as GIDs. An IPv4 address
 /// becomes the IPv6 address that it is mapped to (RFC 4291, section 2.5.5.2).
 fn gid_list(list: &str) -> Result<Vec<GidPrefix>, ListError> {
@@ -173,6 +208,32 @@ fn gid_prefix(text: &str) -> Result<GidPrefix, ListError> {
     GidPrefix::new(gid.octets(), mapped + length).ok_or_else(error)
 }
 
+/// Reads the numbers and ranges of a key, each of at most `most`, with `+` between them. All values are allowed if the key
+/// is not there.
+fn values(
+    list: &KeyValues<'_>,
+    key: &'static str,
+    most: u8,
+    wanted: &'static str,
+) -> Result<AllowedValues, ListError> {
+    let Some(text) = list.get(key) else { return Ok(AllowedValues::default()) };
+    let mut values = Vec::new();
+    for entry in text.split('+') {
+        let range = range(entry).filter(|range| *range.end() <= most.into());
+        let range = range.ok_or_else(|| ListError::value(key, entry, wanted))?;
+        values.extend(range.filter_map(|value| u8::try_from(value).ok()));
+    }
+    AllowedValues::new(&values).ok_or_else(|| ListError::value(key, text, wanted))
+}
+
+/// Reads a number, or a range of numbers.
+fn range(entry: &str) -> Option<RangeInclusive<u16>> {
+    let number = |digits: &str| digits.parse::<u16>().ok();
+    let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+    let (first, last) = (number(first)?, number(last)?);
+    (first <= last).then_some(first..=last)
+}
+
 /// The largest VLAN ID (IEEE 802.1Q).
 const MAX_VLAN: u16 = 4094;
 
@@ -180,21 +241,13 @@ const MAX_VLAN: u16 = 4094;
 fn vlan_list(list: &str) -> Result<VlanList, ListError> {
     let mut vlans = VlanList::default();
     for entry in list.split('+') {
-        let error = || {
-            let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
-            ListError::value("vlan", entry, wanted)
-        };
         if entry == "none" {
             vlans.untagged = true;
             continue;
         }
-        let number = |digits: &str| digits.parse::<u16>().map_err(|_| error());
-        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last || last > MAX_VLAN {
-            return Err(error());
-        }
-        vlans.ranges.push(first..=last);
+        let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
+        let range = range(entry).filter(|range| *range.end() <= MAX_VLAN);
+        vlans.ranges.push(range.ok_or_else(|| ListError::value("vlan", entry, wanted))?);
     }
     Ok(vlans)
 }
@@ -245,6 +298,32 @@ mod tests {
     }
 
     #[test]
+    fn classes_are_listed_with_the_first_for_all_others() {
+        let classes = |keys: &str| parse(keys).unwrap().classes;
+        assert_eq!(classes("rings=on"), TrafficClasses::default());
+        let all = AllowedValues::default();
+        let values = |values: &[u8]| AllowedValues::new(values).unwrap();
+        assert_eq!(
+            classes("dscp=26+0+8-10,pcp=3"),
+            TrafficClasses { dscp: values(&[26, 0, 8, 9, 10]), pcp: values(&[3]) }
+        );
+        assert_eq!(
+            classes("pcp=0-7"),
+            TrafficClasses { dscp: all, pcp: values(&[0, 1, 2, 3, 4, 5, 6, 7]) }
+        );
+        assert_ne!(classes("dscp=0+26"), classes("dscp=26+0"));
+        check_refused("dscp", &["64", "9-7", "5+", "any", "-1", "1-", "60-64", "af41"]);
+        check_refused("pcp", &["8", "0-8", "3+", "none"]);
+    }
+
+    #[test]
+    fn a_guest_may_have_no_group() {
+        let groups = |value: &str| parse(&format!("groups={value}")).unwrap().quota.groups;
+        assert_eq!([groups("0"), groups("16")], [0, 16]);
+        check_refused("groups", &["-1", "+1", "4294967296", "none"]);
+    }
+
+    #[test]
     fn a_rate_is_in_bits_per_second() {
         let rate = |value: &str| parse(&format!("rate={value}")).unwrap().quota.wire_rate;
         assert_eq!(rate("10G"), Some(1_250_000_000));
@@ -269,7 +348,7 @@ mod tests {
     #[test]
     fn objects_and_memory_are_limited() {
         let quota = parse("qps=1,cqs=2,srqs=3,mrs=4,mws=5,pds=6,memory=4G").unwrap().quota;
-        let Quota { qps, cqs, srqs, mrs, mws, pds, memory, wire_rate, message_rate } = quota;
+        let Quota { qps, cqs, srqs, mrs, mws, pds, memory, wire_rate, message_rate, .. } = quota;
         assert_eq!([qps, cqs, srqs, mrs, mws, pds], [1, 2, 3, 4, 5, 6]);
         assert_eq!((memory, wire_rate, message_rate), (4 << 30, None, None));
         assert_eq!(parse("rings=on").unwrap().quota, Quota::default());

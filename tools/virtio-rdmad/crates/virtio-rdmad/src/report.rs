@@ -135,6 +135,8 @@ pub struct GuestReport {
     pub qp_counts: Vec<QpCountReport>,
     /// How many SRQs it has.
     pub srq_count: usize,
+    /// How many multicast groups it has joined.
+    pub groups: usize,
     /// Its QPs, if the call wants them.
     pub qps: Vec<QpReport>,
     /// Its SRQs likewise.
@@ -163,6 +165,8 @@ pub struct LimitsReport {
     pub mws: u64,
     /// PDs.
     pub pds: u64,
+    /// Multicast groups.
+    pub groups: u64,
     /// Bytes of memory that MRs cover, if that has a limit.
     pub memory: Option<u64>,
 }

@@ -192,7 +192,7 @@ impl Switch {
             return;
         }
         match &self.uplink {
-            Some(uplink) => uplink.send(Segments { frame, segment: 0, udp: 0 }),
+            Some(uplink) => _ = uplink.send(Segments { frame, segment: 0, udp: 0 }),
             None if forwarding::is_group(destination) => {}
             None => nic.count(Event::RxUnknown),
         }
@@ -200,7 +200,7 @@ impl Switch {
 }
 
 impl engine::Uplink for Switch {
-    fn send(&self, segments: Segments<'_>) {
+    fn send(&self, segments: Segments<'_>) -> usize {
         if self.has_nics() {
             // The frame is taken apart in a copy, because the uplink may want it as a whole.
             let mut frame = segments.frame.to_vec();
@@ -209,12 +209,10 @@ impl engine::Uplink for Switch {
                 is_for_one = self.give_to_nics(&frame[packet], Origin::Device);
             }
             if is_for_one {
-                return;
+                return 0;
             }
         }
-        if let Some(uplink) = &self.uplink {
-            uplink.send(segments);
-        }
+        self.uplink.as_ref().map_or(0, |uplink| uplink.send(segments))
     }
 }
 

@@ -109,10 +109,13 @@ impl Uplink {
         }
     }
 
-    /// Sends a frame or a train.
-    pub fn send(&self, segments: Segments<'_>) {
+    /// Sends a frame or a train. Returns how many times it has left the host.
+    pub fn send(&self, segments: Segments<'_>) -> usize {
         match &self.way {
-            Way::Port(port) => port.send(segments, &self.counters),
+            Way::Port(port) => {
+                port.send(segments, &self.counters);
+                1
+            }
             Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
         }
     }

@@ -51,7 +51,10 @@ pub trait Uplink: Send + Sync {
     /// Sends a packet, or a train of packets of one connection, in the order in which they are in it.
     /// Called from any thread of the process; must not block and must not call into the engine. What
     /// cannot be sent is lost, as on any network.
-    fn send(&self, segments: Segments<'_>);
+    ///
+    /// Returns how many times it has left the host: several times where the network below has no groups, and a frame
+    /// that is for all goes to each other host by itself.
+    fn send(&self, segments: Segments<'_>) -> usize;
 }
 
 /// A source of time, so that tests have their own.

@@ -25,4 +25,5 @@ pub(crate) mod slab;
 pub(crate) mod sync;
 pub(crate) mod table;
 pub(crate) mod timers;
+pub(crate) mod traffic_class;
 pub(crate) mod visit;

@@ -20,6 +20,8 @@ pub struct Quota {
     pub mws: u32,
     /// Protection domains.
     pub pds: u32,
+    /// Multicast groups that QPs are attached to. A group counts once, however many QPs are.
+    pub groups: u32,
     /// Bytes of memory that regions cover, in whole pages of 4 KiB. Memory counts once for each region that covers it.
     /// A region for fast registration counts with the most pages that it can have, and a region of all memory
     /// (GET_DMA_MR) does not count.
@@ -40,6 +42,7 @@ impl Default for Quota {
             mrs: u32::MAX,
             mws: u32::MAX,
             pds: u32::MAX,
+            groups: u32::MAX,
             memory: u64::MAX,
             wire_rate: None,
             message_rate: None,

@@ -97,6 +97,15 @@ impl RateLimit {
         at
     }
 
+    /// Counts bytes that were sent besides those that were reserved for them.
+    #[inline]
+    pub fn spend(&self, bytes: u64) {
+        if let Some(rate) = self.rate().filter(|_| bytes != 0) {
+            let mut bucket = lock(&self.bucket);
+            bucket.next += time_of(bytes, rate);
+        }
+    }
+
     /// Counts bytes that are sent without a reservation. A peer chooses how many these are, so they delay
     /// others for no more than the time of a burst.
     pub fn charge(&self, bytes: u64, now: Instant) {
@@ -153,6 +162,16 @@ mod tests {
         let limit = RateLimit::new(Some(RATE), start);
         (0..1000).for_each(|_| limit.charge(100, start));
         assert_eq!(reserve(&limit, 100, start) - start, BURST);
+    }
+
+    #[test]
+    fn what_was_sent_besides_delays_others() {
+        let start = Instant::now();
+        let limit = RateLimit::new(Some(RATE), start);
+        assert_eq!(reserve(&limit, 100, start), start);
+        (0..100).for_each(|_| limit.spend(1000));
+        let passed = reserve(&limit, 100, start) - start;
+        assert_eq!(passed, Duration::from_micros(100_100 - 1000));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use abi::virtio_rdma_cmd_mcast;
 
 use super::call::Call;
+use super::quota;
 use super::status::Status;
 use crate::base::address::is_multicast;
 use crate::base::qp_type::QpType;
@@ -23,8 +24,12 @@ pub(super) fn attach(call: &mut Call<'_>, request: &virtio_rdma_cmd_mcast) -> Re
     if responder.groups.contains(&gid) {
         return Ok(());
     }
-    if !call.objects.attachments.has_room(&gid, &hca.limits) {
+    let attachments = &call.objects.attachments;
+    if !attachments.has_room(&gid, &hca.limits) {
         return Err(Status::NoResource);
+    }
+    if !attachments.has(&gid) {
+        quota::check(attachments.groups(), hca.quota().groups)?;
     }
     call.objects.attachments.add(gid);
     responder.groups.push(gid);

@@ -70,6 +70,16 @@ pub(crate) struct Attachments {
 }
 
 impl Attachments {
+    /// Returns how many groups there are.
+    pub fn groups(&self) -> usize {
+        self.by_group.len()
+    }
+
+    /// Returns whether a QP is attached to a group.
+    pub fn has(&self, gid: &Gid) -> bool {
+        self.by_group.contains_key(gid)
+    }
+
     /// Returns whether the limits allow one more QP to be attached to a group.
     pub fn has_room(&self, gid: &Gid, limits: &Limits) -> bool {
         let members = self.by_group.get(gid).copied().unwrap_or(0);

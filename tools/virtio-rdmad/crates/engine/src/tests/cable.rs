@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub struct Cable {
     fabrics: Mutex<Vec<Arc<Fabric>>>,
     faults: Faults,
     random: Mutex<u64>,
+    /// How many times what is sent leaves the host, as it says.
+    pub copies: AtomicUsize,
     /// The packet of every frame that was sent, as a frame.
     pub sent: Mutex<Vec<Vec<u8>>>,
 }
@@ -62,8 +65,9 @@ struct End {
 }
 
 impl Uplink for End {
-    fn send(&self, segments: Segments<'_>) {
+    fn send(&self, segments: Segments<'_>) -> usize {
         self.cable.take(self.to, segments);
+        self.cable.copies.load(Ordering::Relaxed)
     }
 }
 
@@ -79,6 +83,7 @@ pub fn over_a_cable(seed: u64, faults: Faults, test: impl FnOnce()) -> Arc<Cable
         fabrics: Mutex::default(),
         faults,
         random: Mutex::new(seed),
+        copies: AtomicUsize::new(1),
         sent: Mutex::default(),
     });
     CABLE.set(Some(Arc::clone(&cable)));

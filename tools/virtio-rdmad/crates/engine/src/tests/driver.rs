@@ -237,6 +237,9 @@ pub struct Guest {
     pub rnr_retry: u8,
     /// The path MTU of its connections (`enum ib_mtu`).
     pub path_mtu: u8,
+    /// The traffic class and the service level of its connections, and the MAC address that they go to.
+    pub class: (u8, u8),
+    pub dmac: [u8; 6],
     /// The PSN that its connections send first.
     pub sq_psn: u32,
     /// The PSN that its connections expect first.
@@ -345,6 +348,8 @@ impl Guest {
             awake: false,
             rnr_retry: 3,
             path_mtu: 3,
+            class: (0, 0),
+            dmac: [0; 6],
             sq_psn: 0,
             rq_psn: 0,
             qp_rings: HashMap::new(),
@@ -1180,6 +1185,8 @@ impl Guest {
         attr.dest_qp_num = dest;
         attr.ah_attr.grh.dgid = dgid;
         attr.ah_attr.grh.sgid_index = sgid_index;
+        (attr.ah_attr.grh.traffic_class, attr.ah_attr.sl) = self.class;
+        attr.ah_attr.dmac = self.dmac;
         attr.ah_attr.ah_flags = VIRTIO_RDMA_AH_GRH as u8;
         attr.ah_attr.port_num = 1;
         let mut mask = VIRTIO_RDMA_QP_STATE
@@ -1400,6 +1407,22 @@ impl Send {
         let mut ud = WrUd::new_zeroed();
         (ud.remote_qpn, ud.remote_qkey) = (qpn, qkey);
         (ud.av.port, ud.av.pdn, ud.av.dgid, ud.av.hop_limit) = (1, pdn, dgid, 64);
+        self.wr = ud.as_bytes().to_vec();
+        self
+    }
+
+    /// Sends the datagram with this traffic class and service level.
+    pub fn in_class(mut self, (traffic_class, sl): (u8, u8)) -> Self {
+        let mut ud = WrUd::read_from_bytes(&self.wr).unwrap();
+        ud.av.sl_tclass_flowlabel = u32::from(sl) << 28 | u32::from(traffic_class) << 20;
+        self.wr = ud.as_bytes().to_vec();
+        self
+    }
+
+    /// Sends the datagram to this MAC address.
+    pub fn to_mac(mut self, dmac: [u8; 6]) -> Self {
+        let mut ud = WrUd::read_from_bytes(&self.wr).unwrap();
+        ud.av.dmac = dmac;
         self.wr = ud.as_bytes().to_vec();
         self
     }

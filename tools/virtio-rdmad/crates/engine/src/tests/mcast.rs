@@ -7,7 +7,7 @@ use abi::*;
 use super::cable::{cable, over_a_cable, Faults};
 use super::datagram::{pair, to_rts, QKEY};
 use super::driver::*;
-use crate::{Counter, Gid};
+use crate::{Counter, DevicePolicy, Gid, Quota};
 
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 const ATTACH: u32 = VIRTIO_RDMA_CMD_ATTACH_MCAST;
@@ -146,6 +146,35 @@ pub fn loopback_is_blocked_if_asked() {
     assert_eq!(pair.a.try_create_qp(request), Err(VIRTIO_RDMA_STATUS_UNSUPPORTED));
     request.create_flags = 1;
     assert_eq!(pair.a.try_create_qp(request), Err(VIRTIO_RDMA_STATUS_UNSUPPORTED));
+}
+
+/// A quota counts groups and not QPs. Groups that a guest has joined stay.
+#[test]
+pub fn a_quota_of_groups_refuses_further_ones() {
+    let mut pair = ud();
+    let [a, _] = pair.ends;
+    let full = Err(VIRTIO_RDMA_STATUS_NO_RESOURCE);
+    let second = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_UD);
+    pair.a.mcast(ATTACH, a.qpn, group(1)).unwrap();
+    pair.a.mcast(ATTACH, a.qpn, group(2)).unwrap();
+    let set = |pair: &Pair, groups| {
+        let quota = Quota { groups, ..Quota::default() };
+        pair.a.device.set_policy(DevicePolicy { quota, ..DevicePolicy::default() });
+    };
+    set(&pair, 1);
+    assert_eq!(pair.a.device.status().groups, 2);
+    assert_eq!(pair.a.mcast(ATTACH, a.qpn, group(3)), full);
+    pair.a.mcast(ATTACH, second, group(1)).unwrap();
+    pair.a.mcast(DETACH, a.qpn, group(2)).unwrap();
+    assert_eq!(pair.a.mcast(ATTACH, a.qpn, group(2)), full);
+    set(&pair, 2);
+    pair.a.mcast(ATTACH, a.qpn, group(2)).unwrap();
+    set(&pair, 0);
+    for (qpn, number) in [(a.qpn, 1), (second, 1), (a.qpn, 2)] {
+        pair.a.mcast(DETACH, qpn, group(number)).unwrap();
+    }
+    assert_eq!(pair.a.mcast(ATTACH, a.qpn, group(1)), full);
+    assert_eq!(pair.a.device.status().groups, 0);
 }
 
 #[test]

@@ -2,14 +2,18 @@
 
 //! Tests changes of what a guest may do, while its device runs.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use abi::*;
 
-use super::cable::{over_a_cable, Faults};
+use super::cable::{cable, over_a_cable, Faults};
 use super::datagram;
 use super::driver::*;
-use crate::{AddressRights, Clock, DevicePolicy, GidPrefix, Quota, VlanList};
+use crate::{
+    AddressRights, AllowedValues, Clock, Counter, DevicePolicy, Gid, GidPrefix, Quota,
+    TrafficClasses, VlanList,
+};
 
 const NO_ROOM: u32 = VIRTIO_RDMA_STATUS_NO_RESOURCE;
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -202,6 +206,108 @@ fn an_address_that_is_taken_away_is_silent_on_the_wire() {
     });
 }
 
+/// The DSCP and the priority that guests ask for in this module, in a traffic class and a service level.
+const ASKED: (u8, u8) = (48 << 2, 6);
+
+/// Takes the packets that were sent, and returns the sender, the DSCP and the priority of each of them.
+fn classes_on_the_wire() -> Vec<(Gid, u8, u8)> {
+    let sent = std::mem::take(&mut *cable().unwrap().sent.lock().unwrap());
+    let class = |frame: &Vec<u8>| {
+        let headers = roce::decode(frame).unwrap().headers;
+        let traffic_class = match headers.ip {
+            roce::Ip::V4(header) => header.traffic_class,
+            roce::Ip::V6(header) => header.traffic_class,
+        };
+        let priority = headers.ethernet.vlan.map_or(0, roce::Vlan::priority);
+        (headers.ip.source_gid(), traffic_class >> 2, priority)
+    };
+    sent.iter().map(class).collect()
+}
+
+/// What a guest asks for and may not have leaves in the first class that it may have: requests, answers and datagrams. A
+/// change counts for connections that are there, and what another guest may do does not.
+#[test]
+fn packets_leave_in_the_classes_that_are_allowed() {
+    let allowed = |dscp: &[u8], pcp: &[u8]| {
+        let [dscp, pcp] = [dscp, pcp].map(|values| AllowedValues::new(values).unwrap());
+        DevicePolicy { classes: TrafficClasses { dscp, pcp }, ..DevicePolicy::default() }
+    };
+    let policies = [
+        (DevicePolicy::default(), (48, 6)),
+        (allowed(&[26, 0], &[3, 0]), (26, 3)),
+        (allowed(&[0, 48], &[1, 6]), (48, 6)),
+        (DevicePolicy::default(), (48, 6)),
+    ];
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        pair.a.add_vlan_gid(1, gid(11), 5).unwrap();
+        pair.b.add_vlan_gid(1, gid(12), 5).unwrap();
+        let ends = [(&mut pair.a, a, gid(12), b), (&mut pair.b, b, gid(11), a)];
+        for (guest, end, dgid, other) in ends {
+            guest.class = ASKED;
+            guest.make_init(end.qpn, ALL);
+            guest.make_rtr_from(end.qpn, 1, dgid, other.qpn, true).unwrap();
+            guest.make_rts(end.qpn, true).unwrap();
+        }
+        let datagrams = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_UD);
+        datagram::to_rts(&mut pair.a, datagrams, datagram::QKEY, false);
+        for (policy, (dscp, pcp)) in policies {
+            for restricted in 0..2 {
+                let guests = [&pair.a, &pair.b];
+                guests[restricted].device.set_policy(policy.clone());
+                guests[1 - restricted].device.set_policy(DevicePolicy::default());
+                for opcode in [VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_READ] {
+                    let send = Send::new(1, opcode, &[sge(DATA, 3000, a.key)]);
+                    pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+                    pair.settle_in_time();
+                    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+                }
+                let send = Send::new(2, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 64, a.key)]);
+                let send = send.ud(gid(12), b.qpn, datagram::QKEY, a.pdn).from(1).in_class(ASKED);
+                pair.a.post_send(datagrams, &send);
+                pair.settle();
+                assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+                let sent = classes_on_the_wire();
+                for from in [gid(11), gid(12)] {
+                    let is_restricted =
+                        from == gid(11) && restricted == 0 || from == gid(12) && restricted == 1;
+                    let expected = if is_restricted { (dscp, pcp) } else { (48, 6) };
+                    let own = sent.iter().filter(|(source, ..)| *source == from);
+                    let found: Vec<_> = own.map(|(_, dscp, pcp)| (*dscp, *pcp)).collect();
+                    assert!(!found.is_empty() && found.iter().all(|class| *class == expected));
+                }
+            }
+        }
+    });
+}
+
+/// Nothing that is for one peer goes to the MAC address of a group: each station of the network would get it.
+#[test]
+fn what_is_for_one_peer_is_sent_to_one_station() {
+    without_upgrades();
+    over_a_cable(1, Faults::default(), || {
+        for dmac in [[0xff; 6], [0x33, 0x33, 0, 0, 0, 1]] {
+            let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+            let [a, b] = pair.ends;
+            pair.a.dmac = dmac;
+            pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+            pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+            let failed = (1, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_WRITE);
+            assert_eq!(write(&mut pair, 1), Some(failed));
+            let datagrams = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_UD);
+            datagram::to_rts(&mut pair.a, datagrams, datagram::QKEY, false);
+            let send = Send::new(2, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 64, a.key)]);
+            let send = send.ud(gid(2), b.qpn, datagram::QKEY, a.pdn).to_mac(dmac);
+            pair.a.post_send(datagrams, &send);
+            pair.settle();
+            assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_SEND)));
+            assert_eq!(pair.a.device.counter(Counter::DropUnreachable), 1);
+        }
+        assert!(cable().unwrap().sent.lock().unwrap().is_empty());
+    });
+}
+
 /// A rate that changes counts at once, also for what waits because of the one before. Nothing is lost.
 #[test]
 fn a_rate_changes_under_traffic() {
@@ -234,6 +340,36 @@ fn a_rate_changes_under_traffic() {
         pair.a.device.set_policy(rate(None));
         pair.settle_for(Duration::from_millis(10));
         assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    });
+}
+
+/// A datagram that leaves the host several times, as one to a group does in a tunnel, takes the rate as often.
+#[test]
+fn copies_on_the_wire_take_the_rate() {
+    const COUNT: u64 = 100;
+    without_upgrades();
+    over_a_cable(1, Faults::default(), || {
+        for copies in [1, 64] {
+            cable().unwrap().copies.store(copies, Ordering::Relaxed);
+            let mut pair = datagram::pair(VIRTIO_RDMA_QPT_UD, datagram::QKEY);
+            let a = pair.ends[0];
+            let wire_rate = Some(1_000_000);
+            pair.a.device.set_policy(with_quota(Quota { wire_rate, ..Quota::default() }));
+            let mut group = gid(0);
+            group[12..].copy_from_slice(&[239, 1, 2, 3]);
+            let start = pair.clock.now();
+            for number in 0..COUNT {
+                let send = Send::new(number, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 900, a.key)]);
+                let send = send.ud(group, VIRTIO_RDMA_MCAST_QPN, datagram::QKEY, a.pdn);
+                pair.a.post_send(a.qpn, &send);
+                pair.settle_in_time();
+                assert_eq!(brief(pair.poll_a()), Some((number, OK, VIRTIO_RDMA_WC_SEND)));
+            }
+            // A copy is of 960 to 1,000 bytes, and the burst and the last one are not waited for.
+            let millis = (pair.clock.now() - start).as_millis() as u64;
+            let most = COUNT * copies as u64;
+            assert!((most * 94 / 100..most).contains(&millis), "{copies} copies: {millis} ms");
+        }
     });
 }
 
@@ -291,7 +427,7 @@ fn work_requests_wait_for_their_turn() {
         for number in 0..COUNT {
             assert_eq!(brief(pair.poll_a()), Some((number, OK, VIRTIO_RDMA_WC_SEND)));
         }
-        assert_eq!(pair.counter(crate::Counter::Timeouts), 0);
+        assert_eq!(pair.counter(Counter::Timeouts), 0);
     };
     test();
     with_rings(test);

@@ -31,6 +31,7 @@ use crate::base::ready_set::ReadySet;
 use crate::base::sync::lock;
 use crate::base::table::Table;
 use crate::base::timers::Timers;
+use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
 use crate::memory::key_table::KeyTable;
 use crate::qp::halves;
 use crate::qp::held::HoldQuota;
@@ -109,6 +110,8 @@ pub(crate) struct Hca {
     pub stats: Stats,
     /// Frames that came over the wire.
     pub inbox: Mutex<Inbox>,
+    /// The classes of traffic that its packets may be in.
+    pub classes: CurrentClasses,
     /// How much the guest may send over the wire.
     pub rate_limit: RateLimit,
     /// How many work requests of the guest may be carried out.
@@ -147,6 +150,7 @@ impl Hca {
         name: String,
         mac: [u8; 6],
         limits: Limits,
+        classes: TrafficClasses,
         quota: Quota,
         network: Arc<Network<Self>>,
         wake: Arc<dyn Wake>,
@@ -157,6 +161,7 @@ impl Hca {
             features: Features::default(),
             stats: Stats::new(name),
             inbox: Mutex::default(),
+            classes: CurrentClasses::new(classes),
             rate_limit: RateLimit::new(quota.wire_rate, network.clock().now()),
             message_limit: RateLimit::new(quota.message_rate, network.clock().now()),
             quota: Mutex::new(quota),

@@ -114,6 +114,7 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestR
         cqs: status.cqs,
         qp_counts: qp_counts.iter().map(qp_count_report).collect(),
         srq_count: status.srq_count,
+        groups: status.groups,
         qps: qps.iter().map(qp_report).collect(),
         srqs: srqs.iter().map(srq_report).collect(),
         limits: limits_report(&limits, &quota, rings),
@@ -133,6 +134,7 @@ fn limits_report(limits: &Limits, quota: &Quota, rings: bool) -> LimitsReport {
         mrs: quota.mrs.min(limits.max_mr).into(),
         mws: if rings { quota.mws.min(limits.max_mw).into() } else { 0 },
         pds: quota.pds.min(limits.max_pd).into(),
+        groups: quota.groups.min(limits.max_mcast_grp).into(),
         memory: Some(quota.memory).filter(|memory| *memory != u64::MAX),
     }
 }

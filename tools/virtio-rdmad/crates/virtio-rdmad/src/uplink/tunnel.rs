@@ -164,21 +164,23 @@ impl Tunnel {
         Some(frame)
     }
 
-    /// Sends a frame, or counts it as lost.
-    pub fn send(&self, segments: Segments<'_>, counters: &Counters) {
-        let Some((destination, _)) = forwarding::addresses(segments.frame) else { return };
+    /// Sends a frame, or counts it as lost. Returns to how many other ends it went.
+    pub fn send(&self, segments: Segments<'_>, counters: &Counters) -> usize {
+        let Some((destination, _)) = forwarding::addresses(segments.frame) else { return 0 };
         let ecn = codepoint(congestion::of(segments.frame));
         DATAGRAMS.with_borrow_mut(|datagrams| {
             datagrams.clear();
             let size = self.wrap(segments, datagrams);
             if let Some(remote) = self.find(destination) {
-                return self.send_to(remote, datagrams, size, ecn, counters);
+                self.send_to(remote, datagrams, size, ecn, counters);
+                return 1;
             }
             counters.count(Event::TxFlooded);
             for remote in &self.remotes {
                 self.send_to(remote, datagrams, size, ecn, counters);
             }
-        });
+            self.remotes.len()
+        })
     }
 
     /// Writes the packets of a frame or a train behind one another. Returns the bytes of each of them; the

@@ -109,8 +109,9 @@ pub struct Port {
 }
 
 impl Uplink for Port {
-    fn send(&self, segments: Segments<'_>) {
+    fn send(&self, segments: Segments<'_>) -> usize {
         self.network.take(self.host, segments);
+        1
     }
 }
 

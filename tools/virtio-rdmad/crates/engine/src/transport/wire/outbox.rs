@@ -64,7 +64,7 @@ impl Outbox {
 
 impl Packets {
     /// Sends the packets. A connection outlives the entry of the GID table that it was made with: its
-    /// packets do not leave then.
+    /// packets do not leave then. What leaves several times takes the guest's rate as often.
     fn flush(&mut self, hca: &Hca) {
         let count = std::mem::take(&mut self.count);
         if count == 0 {
@@ -76,7 +76,9 @@ impl Packets {
         }
         self.train.take(|segments| {
             if let Some(uplink) = uplink {
-                uplink.send(segments);
+                let bytes = segments.frame.len() as u64;
+                let copies = uplink.send(segments) as u64;
+                hca.rate_limit.spend(bytes * copies.saturating_sub(1));
             }
         });
     }

@@ -17,8 +17,8 @@ use crate::transport::hca::Hca;
 /// BTH, ICRC, frame check sequence and gap.
 pub(crate) const OVERHEAD: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
 
-/// The bits of the traffic class that tell of congestion, and that the sender of a packet sets (RFC 3168).
-const ECN: u8 = 3;
+/// Bits of the traffic class that tell of congestion, below the DSCP. The sender of a packet sets them (RFC 3168).
+const ECN_BITS: u8 = 2;
 /// ECT(0): the network may mark the packet instead of dropping it.
 const ECT: u8 = 2;
 
@@ -78,17 +78,25 @@ impl Path {
         Self::to(hca, qpn, dest_qpn, &to, source)
     }
 
+    /// Returns a path; `None` for a peer that can have no such address: packets for one peer do not go to a group's MAC
+    /// address, by which they would reach every station of the network.
     fn to(hca: &Hca, qpn: u32, dest_qpn: u32, to: &Target, source: &Address) -> Option<Self> {
         let flow_label = FlowLabel::new(to.flow_label & FLOW_LABEL)?;
         let dest_qp = Qpn::new(dest_qpn)?;
-        let is_group = is_multicast(&to.dgid);
+        let destination = if is_multicast(&to.dgid) {
+            roce::multicast_mac(&to.dgid)
+        } else {
+            Some(to.dmac).filter(|mac| mac[0] & 1 == 0)?
+        };
+        let tag = |id| Vlan::new(u16::from(hca.classes.pcp(to.sl & 7)) << 13 | id);
+        let dscp = hca.classes.dscp(to.traffic_class >> ECN_BITS);
         Some(Self {
             ethernet: Ethernet {
-                destination: if is_group { roce::multicast_mac(&to.dgid) } else { to.dmac },
+                destination,
                 source: hca.identity.mac(),
-                vlan: source.vlan.map(|id| Vlan::new(u16::from(to.sl & 7) << 13 | id)),
+                vlan: source.vlan.map(tag),
             },
-            ip: ip(to, flow_label, source)?,
+            ip: ip(to, dscp, flow_label, source)?,
             source_port: roce::source_port(flow_label, Qpn::new(qpn)?, dest_qp),
             dest_qp,
         })
@@ -106,8 +114,8 @@ impl Path {
     }
 }
 
-fn ip(to: &Target, flow_label: FlowLabel, source: &Address) -> Option<Ip> {
-    let traffic_class = to.traffic_class & !ECN | ECT;
+fn ip(to: &Target, dscp: u8, flow_label: FlowLabel, source: &Address) -> Option<Ip> {
+    let traffic_class = dscp << ECN_BITS | ECT;
     let hop_limit = to.hop_limit;
     Some(match (ip_of(&source.gid), ip_of(&to.dgid)) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => Ip::V4(Ipv4 {

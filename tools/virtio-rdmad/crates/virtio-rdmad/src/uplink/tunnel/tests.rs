@@ -32,8 +32,9 @@ impl End {
         Self { tunnel: Tunnel::open(&spec).unwrap(), counters: Counters::new("tunnel") }
     }
 
-    fn send(&self, frame: &mut [u8]) {
-        self.tunnel.send(Segments { frame, segment: 0, udp: 0 }, &self.counters);
+    /// Sends a frame. Returns to how many ends it went.
+    fn send(&self, frame: &mut [u8]) -> usize {
+        self.tunnel.send(Segments { frame, segment: 0, udp: 0 }, &self.counters)
     }
 
     /// Takes what has come; frames one behind the other, and nothing if all of it was dropped.
@@ -84,7 +85,7 @@ fn what_is_unknown_goes_to_all_and_what_is_known_to_one() {
         End::open("7", at[own], &others)
     });
     let mut first = frame(mac(2), mac(1), b"to whom?");
-    a.send(&mut first);
+    assert_eq!(a.send(&mut first), 2);
     assert_eq!((b.wait(), c.wait()), (vec![first.clone()], vec![first]));
     assert_eq!((a.count("tx_frames"), a.count("tx_flooded")), (2, 1));
 
@@ -93,13 +94,13 @@ fn what_is_unknown_goes_to_all_and_what_is_known_to_one() {
     b.send(&mut answer);
     assert_eq!(a.wait(), [answer]);
     let mut second = frame(mac(2), mac(1), b"to you");
-    a.send(&mut second);
+    assert_eq!(a.send(&mut second), 1);
     assert_eq!(b.wait(), [second]);
     assert_eq!((b.count("tx_flooded"), a.count("tx_flooded")), (0, 1));
 
     // What is for a group goes to all. It is the first that comes at the third end since then.
     let mut group = frame([0xff; 6], mac(1), b"to all");
-    a.send(&mut group);
+    assert_eq!(a.send(&mut group), 2);
     assert_eq!((b.wait(), c.wait()), (vec![group.clone()], vec![group]));
 }
 
