@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """A program that abuses its own rings harms only its own QPs.
 
-rings_wild.py abuses rings, in a process of its own and in one way a test. This program is its victim: it uses the same
-device, other QPs, and data that it checks all the while, and it has memory to which it gave nobody access. ROUNDS in
-the environment is how much abuse there is.
+rings_wild.py abuses rings, in a process of its own and in one way a test. It belongs to a user without rights, who may
+lock 8 MiB of memory. This program is its victim: it uses the same device, other QPs, and data that it checks all the
+while, and it has memory to which it gave nobody access. ROUNDS in the environment is how much abuse there is.
 """
 
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -22,6 +23,9 @@ from rc import e, complete, empty, remote, sge
 DEVICE = rc.open_device()
 ROUNDS = int(os.environ.get("ROUNDS", "200"))
 LENGTH = 4096
+# The user of the hostile program, nobody, and what the user may lock of memory, as systemd lets users do.
+USER = 65534
+LOCKED = 8 << 20
 # Lines of the kernel log that one test may add: each cause is logged once.
 LINES = 20
 
@@ -91,14 +95,19 @@ def lines():
     return sum("virtio_rdma" in line for line in rc.kernel_log())
 
 
+def limit():
+    """Has this process lock no more memory than a user may."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (LOCKED, LOCKED))
+
+
 def start(way, rng, victim):
     """Starts the hostile program."""
     order = {"way": way, "seed": rng.getrandbits(32), "rounds": ROUNDS, "device": DEVICE.name,
              "gid": DEVICE.context.query_gid(rc.PORT, DEVICE.gid.gid_index).gid.replace(":", ""),
              "gid_index": DEVICE.gid.gid_index, "mtu": DEVICE.port.active_mtu, "victim": victim.tells()}
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rings_wild.py")
-    return subprocess.Popen([sys.executable, program, json.dumps(order)],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    return subprocess.Popen([sys.executable, program, json.dumps(order)], user=USER, group=USER, extra_groups=[],
+                            preexec_fn=limit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
 
 def abuse(way, rng, victim):

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import random
+import resource
 import struct
 import sys
 import time
@@ -33,6 +34,8 @@ SWAP, ADD = abi.WR_ATOMIC_CMP_AND_SWP, abi.WR_ATOMIC_FETCH_AND_ADD
 SIGNALED, INLINED = abi.SEND_SIGNALED, abi.SEND_INLINE
 # The access that a window may give.
 WINDOW_ACCESS = ALL_ACCESS | abi.ACCESS_MW_BIND | abi.ACCESS_RELAXED_ORDERING
+# The pages of a ring that is there to be pinned.
+LARGE_RING = 64
 
 
 def store(memory, at, value):
@@ -179,7 +182,7 @@ class Program:
         self.pd = self.verbs.alloc_pd()
         self.data = zeros(MEMORY)
         _, self.lkey, self.rkey = self.verbs.reg_mr(self.pd, address(self.data), MEMORY)
-        self.qps = []
+        self.qps, self.cq = [], None
         self.renew(CQ_DEPTH)
 
     def share(self):
@@ -204,6 +207,8 @@ class Program:
     def renew(self, depth):
         """Replaces its CQ and its QPs."""
         self.destroy()
+        if self.cq is not None:
+            self.verbs.destroy_cq(self.cq)
         ring = CqRing(depth)
         self.cq_memory = ring.memory
         self.cq, _ = self.verbs.create_cq(depth, ring.request())
@@ -619,6 +624,56 @@ def memory_operations(program):
         program.again()
 
 
+def pinned():
+    """Returns how many pages the kernel has pinned for this program."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        values = dict(line.split(":") for line in file)
+    return (int(values["VmPin"].split()[0]) << 10) // mmap.PAGESIZE
+
+
+def fill(verbs):
+    """Creates CQs with large rings until the kernel refuses one; returns their handles, the number that the program's
+    limit of locked memory has room for."""
+    room = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] // mmap.PAGESIZE - pinned()
+    made = []
+    try:
+        while len(made) <= room:
+            ring = CqRing(CQ_DEPTH, LARGE_RING * mmap.PAGESIZE)
+            made.append(verbs.create_cq(CQ_DEPTH, ring.request())[0])
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+    if len(made) != room // LARGE_RING:
+        sys.exit(f"{len(made)} rings of {LARGE_RING} pages where there is room for {room}")
+    return made
+
+
+def locked_memory(program):
+    """Rings count against the limit of locked memory, each page of them once."""
+    before = pinned()
+    expected = (MEMORY + len(program.cq_memory) + sum(len(qp.memory) for qp in program.qps)) // mmap.PAGESIZE
+    if before != expected:
+        sys.exit(f"{before} pages are pinned, not {expected}")
+    made = fill(program.verbs)
+    if not made or pinned() - before != len(made) * LARGE_RING:
+        sys.exit(f"{pinned() - before} pages are pinned for {len(made)} rings of {LARGE_RING} pages")
+
+
+def locked_memory_returned(program):
+    """What rings took of the limit is there again when their CQs are destroyed, and when the file is closed."""
+    before = pinned()
+    for how in ("destroyed", "closed", "closed"):
+        verbs = uverbs.Uverbs(program.order["device"])
+        for cq in fill(verbs):
+            if how == "destroyed":
+                verbs.destroy_cq(cq)
+        if how == "destroyed" and pinned() != before:
+            sys.exit(f"{pinned() - before} pages are pinned for rings of CQs that were destroyed")
+        verbs.close()
+        if pinned() != before:
+            sys.exit(f"{pinned() - before} pages are pinned for rings of a file that was closed")
+
+
 def until_killed(program):
     """Everything at once, for ever."""
     print("running", flush=True)
@@ -634,7 +689,7 @@ def until_killed(program):
 
 
 WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, keys, windows,
-        other_peer, shared, resized, extended, memory_operations, until_killed)
+        other_peer, shared, resized, extended, memory_operations, locked_memory, locked_memory_returned, until_killed)
 
 
 def main():
