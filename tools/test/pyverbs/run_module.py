@@ -11,6 +11,7 @@ Client and server of a test have the same device. With --to, the server has
 another one, DEVICE, whose GIDs have the same places in their table.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -119,6 +120,8 @@ def main():
         part(importlib.import_module("tests.base"), (parser.get_config()["dev"], other))
     suite = unittest.defaultTestLoader.loadTestsFromName(f"tests.{module}")
     suite.run(Lines())
+    # A crash at collection belongs to the module whose objects are collected.
+    gc.collect()
     # What a test that skips half-way leaves behind belongs to a reference cycle,
     # and the interpreter's end would free it in an order that pyverbs does not
     # bear: a CQ after the functions that its memory came from.
