@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """One guest, whatever runs it."""
 
+import collections
 import dataclasses
 import glob
 import os
@@ -25,7 +26,8 @@ TARGETS = {"amd64": "", "arm64": "aarch64"}
 
 class Guest:
     """One virtual machine: its process, kernel log and agent. `network` has the directory and the options
-    that its guests share; `link` is the name of the RDMA device and the index of its RoCE v2 GID."""
+    that its guests share; `link` is the name of the RDMA device and the index of its RoCE v2 GID; `known_to_break` has
+    the rules that tests have broken, and how often (tests/rules.py)."""
 
     # How long a guest may take from its start to its first message. A bound on a guest that hangs, not an expectation.
     boot_seconds = 300
@@ -45,6 +47,7 @@ class Guest:
         self.process: Any = None
         self.panicked = False
         self.link = None
+        self.known_to_break: collections.Counter[str] = collections.Counter()
         self.threads = []
 
     def channel_env(self):

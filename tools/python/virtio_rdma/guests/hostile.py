@@ -30,6 +30,10 @@ class Hostile(Network):
         command += self.arguments
         return command + ["--no-rings"] * (guest.number in self.options.no_rings)
 
+    def device_status(self):
+        """Returns nothing: this device counts nothing."""
+        return {}
+
     def order(self, line):
         """Passes a line to the device, and returns its answer, a line as well."""
         with socket.socket(socket.AF_UNIX) as connection:

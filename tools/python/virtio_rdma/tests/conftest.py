@@ -31,8 +31,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "network(title, guests=1, kind=Network, known=FUNCTION, **options): the guests "
-                                       "of a class of tests; options are guests.Options'")
+    config.addinivalue_line("markers", "network(title, guests=1, kind=Network, known=FUNCTION, breaks={KIND: REASON}, "
+                                       "**options): the guests of a class of tests; breaks names rules.KINDS; options "
+                                       "are guests.Options'")
     config.addinivalue_line("markers", "only(condition): where these tests make sense: condition(Where)")
     # The same seed chooses the same programs and their seeds again, in each worker.
     config.stash[SEED] = int(os.environ.get("SEED", "0"), 0) or random.getrandbits(32) | 1
@@ -163,10 +164,10 @@ def network(request, platform, path, title, changes, results):
     """Guests and their device, as the marker "network" says. They boot once for a class of tests."""
     marker = dict(request.node.get_closest_marker("network").kwargs)
     kind, known = marker.pop("kind", guests.Network), marker.pop("known", networks.nothing_known)
-    count = marker.pop("guests", 1)
+    count, breaks = marker.pop("guests", 1), marker.pop("breaks", {})
     no_rings = () if path == "rings" else tuple(range(1, count + 1))
     options = platform.options(guests=count, no_rings=no_rings, **marker, **changes)
-    with networks.judged(results, title, kind(options), known) as network:
+    with networks.judged(results, title, kind(options), known, breaks=breaks) as network:
         yield network
 
 

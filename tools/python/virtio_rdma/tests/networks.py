@@ -8,6 +8,7 @@ import time
 
 from virtio_rdma.common import Failure
 from virtio_rdma.guests import log
+from virtio_rdma.tests import rules
 
 # The bound on a program that hangs, in seconds. On a machine with nothing else to do, no program takes a third of it.
 HANG_SECONDS = 600
@@ -27,11 +28,12 @@ def nothing_known(_guest, _line):
 
 
 @contextlib.contextmanager
-def judged(results, title, network, known=nothing_known, links=True):
+def judged(results, title, network, known=nothing_known, links=True, breaks=None):
     """Boots a network, judges it when the context ends, and ends it. A failure names its logs.
 
     title: names the network in the results. known: tells whether a guest's report in its kernel log is a defect of
-    its kernel or VMM, and no result of ours. links: whether to wait for the RDMA links.
+    its kernel or VMM, and no result of ours. links: whether to wait for the RDMA links. breaks: which rules are broken
+    on purpose, and why (rules.KINDS).
     """
     before, start = results.failed, time.monotonic()
     lost = False
@@ -39,7 +41,7 @@ def judged(results, title, network, known=nothing_known, links=True):
         boot(results, network, links)
         yield network
         if not results.interrupted:
-            judge(results, title, network, known)
+            judge(results, title, network, known, breaks or {})
     except Exception:
         lost = True
         raise
@@ -68,7 +70,7 @@ def boot(results, network, links):
         raise
 
 
-def judge(results, title, network, known):
+def judge(results, title, network, known, breaks):
     """Looks at the kernel logs and at the device, after everything else."""
     for guest in network.guests:
         lines = [line for line in guest.reports() if not known(guest, line)]
@@ -77,7 +79,9 @@ def judge(results, title, network, known):
         for line in guest.log_after(lines[0], REPORT_LINES) if lines else []:
             results.note(line)
         results.result(f"{title}: kernel log of guest {guest.number} has no report", not lines)
-    results.result(f"{title}: the device is alive", network.daemon.poll() is None)
+    if results.result(f"{title}: the device is alive", network.daemon.poll() is None):
+        for guest in network.of_device():
+            rules.judge(results, title, guest, breaks)
 
 
 def agree(results, network, prefix=""):

@@ -1,48 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""Looks at what a device says of its guest while a program runs: whether the guest broke a rule, or the device failed.
+"""Looks at what a device says of its guest: whether the guest or a packet broke a rule, or the device failed.
 
 A driver that rings a doorbell for a QP that is gone, or tries a command with a wrong length twice, passes a test that
 looks at data alone.
 """
 
-import contextlib
+import collections
+import os
 import re
 
 from virtio_rdma.guests import log
 
 # Counters of the device (base/counters.rs of the engine) that a right driver and a right provider leave alone, whatever
 # programs ask for that is refused.
-RULES = ("bad_doorbell", "lost_rings", "command_without_status", "command_length", "command_unsupported",
-         "bad_control_chain", "bad_doorbell_chain", "bad_send_chain", "bad_receive_chain", "bad_completion_buffer",
-         "bad_event_buffer", "bad_packet", "bad_packet_length", "bad_icrc", "drop_spoofed", "drop_pkey",
-         "foreign_address")
+OF_GUEST = ("bad_doorbell", "lost_rings", "command_without_status", "command_length", "command_unsupported",
+            "bad_control_chain", "bad_doorbell_chain", "bad_send_chain", "bad_receive_chain", "bad_completion_buffer",
+            "bad_event_buffer", "foreign_address")
+# Those that right hosts and a right network leave alone.
+OF_PACKETS = ("bad_packet", "bad_packet_length", "bad_icrc", "drop_spoofed", "drop_pkey")
+# How often the driver took the device out of service.
+FAILURES = "failures of the device"
+# What a class of tests may break, by the words of its marker.
+KINDS = {"guest": frozenset(OF_GUEST), "packets": frozenset(OF_PACKETS), "device": frozenset({FAILURES})}
 # What the driver says of a device that it takes out of service.
-FAILED = re.compile(r"virtio_rdma .*: the device has failed")
+FAILED = re.compile(r"\[ *(\d+\.\d+)\] virtio_rdma .*: the device has failed")
+# What the kernel says when the machine goes down. A moment before or after that, the virtio core resets the device
+# beneath its driver (virtio_device_shutdown()), which says that the device has failed if somebody still uses it.
+DOWN = re.compile(r"\[ *(\d+\.\d+)\] reboot: (Restarting system|Power down)")
+DOWN_SECONDS, DOWN_LINES = 5, 20
+# What the device's process says when it counts something for the first time.
+COUNTED = re.compile(r'WARN .* guest="(\w+)" kind="(\w+)"')
 # Programs that break rules or have the device fail, and why.
 MAY_BREAK = {
     "verbs/bad_arguments.py": "posts what is malformed",
+    "verbs/bad_network.py": "is there for a network that spoils packets",
+    "verbs/hostile.py": "has the device misbehave",
     "verbs/rings_hostile.py": "writes anything into its rings",
     "unbind.sh": "resets the device beneath its driver",
     "netns_interface.sh": "resets the device beneath its driver",
 }
 
 
-def of(guest):
-    """Returns what breaks rules, by name, and how often it has happened to a guest."""
-    counters = guest.network.device_status()[guest.name]["counters"]
-    failures = sum(1 for line in log.lines(guest.log) if FAILED.search(line))
-    return {name: counters.get(name, 0) for name in RULES} | {"failures of the device": failures}
+def broken(guest):
+    """Returns how often a guest's device saw each of KINDS: as its counters say, which begin anew with the device, and
+    as the log of its process says, which tells of each counter once for each device."""
+    if guest.options.rdma != "virtio":
+        return collections.Counter()
+    found = collections.Counter(guest.network.device_status().get(guest.name, {}).get("counters", {}))
+    for match in map(COUNTED.search, lines(os.path.join(guest.network.dir, "virtio-rdmad.log"))):
+        if match and match[1] == guest.name:
+            found[f"{match[2]} in the log"] += 1
+    found[FAILURES] = failures(lines(guest.log))
+    rules = frozenset.union(*KINDS.values())
+    return collections.Counter({name: count for name, count in found.items() if rule_of(name) in rules})
 
 
-@contextlib.contextmanager
-def kept(results, guest, program, label):
-    """Reports it if rules are broken until the context ends. A device that the guest has anew counts from 0."""
-    before = of(guest)
-    yield
-    if program in MAY_BREAK:
-        return
-    after = of(guest)
-    broken = {name: count for name, count in after.items() if count > before[name]}
-    if broken:
-        results.note(", ".join(f"{name}: {count}, before {before[name]}" for name, count in broken.items()))
-        results.result(f"{label}{program}: keeps the device's rules", False)
+def failures(text):
+    """Returns how often a kernel log tells that the device has failed, while the machine does not go down."""
+    count = 0
+    for number, line in enumerate(text):
+        if failed := FAILED.search(line):
+            around = filter(None, map(DOWN.search, text[max(0, number - DOWN_LINES):number + DOWN_LINES]))
+            count += all(abs(float(down[1]) - float(failed[1])) >= DOWN_SECONDS for down in around)
+    return count
+
+
+def rule_of(name):
+    """Returns the rule that a name of broken() is about."""
+    return name.removesuffix(" in the log")
+
+
+def lines(path):
+    """Returns the lines of a log, if there is one."""
+    return log.lines(path) if os.path.exists(path) else []
+
+
+def judge_program(results, label, program, guest, before):
+    """Reports it if a program has broken rules since broken() was `before`. What it may break is known from then on."""
+    found = broken(guest) - before
+    guest.known_to_break += found
+    if found and program not in MAY_BREAK:
+        results.note(describe(found))
+        results.result(f"{label}: keeps the device's rules", False)
+
+
+def judge(results, title, guest, breaks):
+    """Reports whether a guest, its peers and its device have kept the rules but for what is known. breaks: which of
+    KINDS the tests break, and why."""
+    assert breaks.keys() <= KINDS.keys(), breaks
+    may = frozenset().union(*(KINDS[kind] for kind in breaks))
+    found = broken(guest) - guest.known_to_break
+    found = collections.Counter({name: count for name, count in found.items() if rule_of(name) not in may})
+    if found:
+        results.note(describe(found))
+    results.result(f"{title}: the rules of guest {guest.number}'s device are kept", not found)
+
+
+def describe(found):
+    """Returns what broken() has found, in words."""
+    return ", ".join(f"{name}: {count}" for name, count in sorted(found.items()))

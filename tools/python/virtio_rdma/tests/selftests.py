@@ -10,7 +10,7 @@ import time
 
 from virtio_rdma.common import TOP, Failure
 from virtio_rdma.guests.hostile import Orders
-from virtio_rdma.tests import ktap
+from virtio_rdma.tests import ktap, rules
 from virtio_rdma.tests.networks import HANG_SECONDS
 
 # Shows who is blocked, and where. User-mode Linux has no SysRq.
@@ -53,13 +53,15 @@ def seed_of(label):
 
 class Program:
     """A kselftest that runs in a guest, perhaps with arguments behind its path. Its results have `label` in front of
-    their names; finish() reports them."""
+    their names; finish() reports them, and whether the device's rules were kept."""
 
     def __init__(self, results, platform, path, guest, env=None, label=""):
         self.results = results
-        self.label = label + path.partition(" ")[0]
+        self.path = path.partition(" ")[0]
+        self.label = label + self.path
         self.known = known_skips() if (platform.vmm, platform.kernel) == ("uml", "plain") else None
         self.start = time.monotonic()
+        self.guest, self.before = guest, rules.broken(guest)
         env = {"ROUNDS": str(ROUNDS[platform.vmm, platform.kernel]), "SEED": seed_of(self.label), **(env or {})}
         if platform.is_slow:
             env |= FEWER_LOOPS
@@ -87,6 +89,7 @@ class Program:
             self.results.note(waiting.text)
             self.job.kill(signal.SIGKILL)
         ktap.report(self.results, self.label, self.output, status, self.known)
+        rules.judge_program(self.results, self.label, self.path, self.guest, self.before)
         self.results.note(f"{self.label}: {time.monotonic() - self.start:.0f} s")
 
 

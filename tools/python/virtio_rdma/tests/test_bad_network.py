@@ -66,7 +66,7 @@ def run_program(faults, network, pair, platform, results, prefix=""):
 
 
 @of_uml
-@pytest.mark.network("a bad network", guests=2, workers=2, kind=Cabled)
+@pytest.mark.network("a bad network", guests=2, workers=2, kind=Cabled, breaks={"packets": "the cable spoils some"})
 class TestBadNetwork:
     """No effect is lost or doubled, whatever the network does."""
 
@@ -84,7 +84,8 @@ class TestBadNetwork:
 
 
 @of_uml
-@pytest.mark.network("a bad network and rxe", guests=2, workers=2, kind=Cabled, others={2: {"rdma": "rxe"}})
+@pytest.mark.network("a bad network and rxe", guests=2, workers=2, kind=Cabled, others={2: {"rdma": "rxe"}},
+                     breaks={"packets": "the cable spoils some"})
 class TestBadNetworkWithRxe:
     """The same with the kernel's rxe at the other end, which loses packets, or drops them because they are corrupt. An
     ACK that comes late, in the middle of the response to a READ, has rxe complete the READ without its data

@@ -189,7 +189,8 @@ class TestRestart:
         networks.agree(results, network, "after restarts: ")
 
 
-@pytest.mark.network("a device that fails to start, and one of another version", guests=2, kind=Upgraded)
+@pytest.mark.network("a device that fails to start, and one of another version", guests=2, kind=Upgraded,
+                     breaks={"device": "a version that cannot read another's state asks for a reset"})
 class TestUpgrade:
     """The device's process fails to start, and is replaced by an earlier version and by this one again."""
 
@@ -223,7 +224,8 @@ def identity(guest):
                        "*/node_guid */ports/1/gids/* 2>/dev/null")
 
 
-@pytest.mark.network("a device that is killed", guests=2, kind=Supervised)
+@pytest.mark.network("a device that is killed", guests=2, kind=Supervised,
+                     breaks={"device": "its process is killed"})
 class TestCrash:
     """The device's process is killed. Its guests lose what they had, and get their devices back by themselves."""
 

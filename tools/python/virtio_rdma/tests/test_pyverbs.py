@@ -29,8 +29,6 @@ ROUNDS = {"uml": 2, "qemu": 1}
 # Modules for devices of one vendor, which end the interpreter on others'.
 VENDORS = re.compile(r"test_(mlx5|efa|irdma|cuda|hns)")
 OUTCOMES = os.path.join(TOP, "tools/test/pyverbs/outcomes")
-# Counters of packets that the device cannot read.
-MALFORMED = ("bad_packet", "bad_packet_length", "bad_icrc")
 # Lines of a module that ends badly that are shown.
 LAST_LINES = 30
 
@@ -216,11 +214,10 @@ class TestWire:
             report(results, f"{title}: {test}", outcome, why, outcomes.reason(test, configuration))
 
     def test_packets(self, network, title, results):
-        """What the tests did went over both taps, and no packet was malformed."""
+        """What the tests did went over both taps."""
         carried = [frames_of(tap) for tap in network.taps()]
-        malformed = [status["counters"][name] for status in network.device_status().values() for name in MALFORMED]
         results.note(f"{title}: frames from and to each device: {carried}")
-        results.result(f"{title}: packets", all(map(all, carried)) and not any(malformed))
+        results.result(f"{title}: packets", all(map(all, carried)))
 
 
 def frames_of(tap):

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The tests' own machinery: what becomes of a program's KTAP, and what the plugin "results" prints."""
+"""The tests' own machinery: what becomes of a program's KTAP, what the plugin "results" prints, and what is judged of a
+device."""
 
+import collections
+import types
 import xml.etree.ElementTree
 
 import pytest
 
-from virtio_rdma.tests import ktap
+from virtio_rdma.tests import ktap, rules
 
 pytest_plugins = ["pytester"]
 
@@ -45,6 +48,81 @@ def test_ktap(text, status, expected):
     results = Lines()
     ktap.report(results, "x", text, status)
     assert results.lines == expected
+
+
+@pytest.fixture
+def guest(tmp_path):
+    """What the judge of a device wants of its guest. Nothing is broken yet."""
+    counters = {"bad_doorbell": 0, "timeouts": 7}
+    network = types.SimpleNamespace(dir=str(tmp_path), device_status=lambda: {"g1": {"counters": counters}})
+    return types.SimpleNamespace(
+        name="g1", number=1, log=str(tmp_path / "guest1.log"), network=network, counters=counters,
+        options=types.SimpleNamespace(rdma="virtio"), known_to_break=collections.Counter())
+
+
+def says(guest, name, line):
+    """Writes a line to a log of a guest's network."""
+    with open(f"{guest.network.dir}/{name}.log", "a", encoding="ascii") as file:
+        file.write(line + "\n")
+
+
+def break_nothing(guest):
+    says(guest, "virtio-rdmad", 'now WARN no QP (further ones are only counted) guest="g2" kind="bad_doorbell"')
+    says(guest, "virtio-rdmad", 'now WARN command 9 ended in Invalid guest="g1" kind="command_invalid"')
+    says(guest, "guest1", "[    9.5] virtio_rdma virtio2: takes the device that has failed into service again in 1 s")
+
+
+def go_down(guest):
+    for line in ("[   40.85] virtio_rdma virtio0: the device has failed: the doorbell queue broke",
+                 "[   40.87] reboot: Restarting system", "[    0.49] a boot", "[   68.87] reboot: Power down",
+                 "[   68.96] virtio_rdma virtio0: the device has failed: the control queue broke in DESTROY_QP"):
+        says(guest, "guest1", line)
+
+
+def break_counter(guest):
+    guest.counters["bad_doorbell"] += 1
+
+
+def break_log(guest):
+    says(guest, "virtio-rdmad", 'now WARN no QP (further ones are only counted) guest="g1" kind="bad_doorbell"')
+
+
+def spoil_packet(guest):
+    guest.counters["bad_icrc"] = 1
+
+
+def fail(guest):
+    says(guest, "guest1", "[    1.5] virtio_rdma virtio2: the device has failed: it is not there")
+    says(guest, "guest1", "[   40.87] reboot: Restarting system")
+
+
+@pytest.mark.parametrize(("breaks", "what", "kept"), [
+    ({}, break_nothing, True), ({}, go_down, True), ({}, break_counter, False), ({}, break_log, False),
+    ({}, spoil_packet, False), ({}, fail, False), ({"guest": "why"}, break_log, True),
+    ({"guest": "why"}, spoil_packet, False), ({"packets": "why"}, spoil_packet, True),
+    ({"packets": "why"}, fail, False), ({"device": "why"}, fail, True), ({"device": "why"}, break_counter, False)])
+def test_rules(guest, breaks, what, kept):
+    """A class of tests fails when a rule is broken that it does not name."""
+    what(guest)
+    results = Lines()
+    rules.judge(results, "two guests", guest, breaks)
+    assert results.lines[-1] == f"{'' if kept else 'not '}ok two guests: the rules of guest 1's device are kept"
+
+
+@pytest.mark.parametrize("name", ["verbs/rc_data.py", "verbs/rings_hostile.py"])
+def test_rules_of_programs(guest, name):
+    """What a program breaks is told once: of the program, or not at all if it is there to break it."""
+    results = Lines()
+    before = rules.broken(guest)
+    break_counter(guest)
+    rules.judge_program(results, name, name, guest, before)
+    assert results.lines == ([] if name in rules.MAY_BREAK else [
+        "# bad_doorbell: 1", f"not ok {name}: keeps the device's rules"])
+    rules.judge(results, "one guest", guest, {})
+    assert results.lines[-1] == "ok one guest: the rules of guest 1's device are kept"
+    break_counter(guest)
+    rules.judge(results, "one guest", guest, {})
+    assert results.lines[-2:] == ["# bad_doorbell: 1", "not ok one guest: the rules of guest 1's device are kept"]
 
 
 PROGRAM = """

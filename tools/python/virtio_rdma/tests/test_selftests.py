@@ -7,7 +7,7 @@ import re
 import pytest
 
 from virtio_rdma.guests import hostile
-from virtio_rdma.tests import features, networks, rules, selftests
+from virtio_rdma.tests import features, networks, selftests
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, between, sleeps
 
@@ -94,8 +94,7 @@ class TestOneGuest:
         results.result(f"{command} fails without its device", status == 1 and "not ok 1 has_a_device" in text)
 
     def test_program(self, program, guest, platform, label, results):
-        with rules.kept(results, guest, program, label):
-            Program(results, platform, program, guest, ALONE, label).finish()
+        Program(results, platform, program, guest, ALONE, label).finish()
 
     def test_objects(self, network, results):
         networks.agree(results, network)
@@ -287,7 +286,7 @@ def is_of_dead_transport(_guest, line):
     return bool(DEAD_TRANSPORT.search(line))
 
 
-@network("a device that dies", guests=2, known=is_of_dead_transport)
+@network("a device that dies", guests=2, known=is_of_dead_transport, breaks={"device": "its process is killed"})
 @both_paths
 @only(lambda where: where.platform.vmm == "uml")
 class TestDeviceDies:
@@ -318,7 +317,7 @@ def is_of_absent_device(_guest, line):
     return bool(ABSENT_DEVICE.search(line))
 
 
-@network("a device that is gone", guests=4, known=is_of_absent_device)
+@network("a device that is gone", guests=4, known=is_of_absent_device, breaks={"device": "its process is killed"})
 @only(lambda where: where.platform.vmm == "qemu" and not where.platform.is_slow)
 class TestDeviceGone:
     """The device's process is killed and never comes back. QEMU lets its guests go on, whose driver reads all

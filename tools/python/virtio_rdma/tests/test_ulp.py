@@ -59,7 +59,8 @@ class TestConsumers:
         networks.agree(results, network)
 
 
-@pytest.mark.network("a device that fails", guests=2, known=is_known)
+@pytest.mark.network("a device that fails", guests=2, known=is_known,
+                     breaks={"device": "its PCI function is reset beneath its driver"})
 @pytest.mark.only(lambda where: where.platform.vmm == "qemu")
 class TestRecovery:
     """The consumers that go on by themselves when the host's device has failed and the driver has taken it into service

@@ -252,7 +252,8 @@ def title_of(platform):
     return platform.vmm
 
 
-@pytest.mark.network("", guests=2, kind=Supervised, known=is_known)
+@pytest.mark.network("", guests=2, kind=Supervised, known=is_known,
+                     breaks={"device": "its process is killed, and its PCI function removed"})
 class TestFaults:
     """Each consumer, and each fault."""
 
