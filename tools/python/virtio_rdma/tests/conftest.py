@@ -11,7 +11,7 @@ import pytest
 
 from virtio_rdma import guests
 from virtio_rdma.common import end_on
-from virtio_rdma.tests import networks, results
+from virtio_rdma.tests import networks, results, tools
 from virtio_rdma.tests.platform import Platform
 
 SEED = pytest.StashKey[int]()
@@ -169,6 +169,14 @@ def network(request, platform, path, title, changes, results):
     options = platform.options(guests=count, no_rings=no_rings, **marker, **changes)
     with networks.judged(results, title, kind(options), known, breaks=breaks) as network:
         yield network
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tries(results):
+    """Judges at the end of the suite how often its cases began again."""
+    yield
+    if not results.interrupted:
+        tools.TRIES.judge(results)
 
 
 @pytest.fixture(scope="class")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The tests' own machinery: what becomes of a program's KTAP, what the plugin "results" prints, and what is judged of a
-device."""
+device and of cases that began again."""
 
 import collections
 import types
@@ -8,7 +8,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from virtio_rdma.tests import ktap, rules
+from virtio_rdma.tests import ktap, rules, tools
 
 pytest_plugins = ["pytester"]
 
@@ -123,6 +123,16 @@ def test_rules_of_programs(guest, name):
     break_counter(guest)
     rules.judge(results, "one guest", guest, {})
     assert results.lines[-2:] == ["# bad_doorbell: 1", "not ok one guest: the rules of guest 1's device are kept"]
+
+
+@pytest.mark.parametrize(("cases", "again", "passed"), [(1, 3, True), (1, 4, False), (980, 20, True), (979, 21, False)])
+def test_tries(cases, again, passed):
+    """A suite whose cases began again too often fails."""
+    tries, results = tools.Tries(), Lines()
+    for number in range(cases):
+        tries.add(tools.Outcome(again=0 if number else again))
+    tries.judge(results)
+    assert results.lines[-1] == ("ok" if passed else "not ok") + " few cases begin again"
 
 
 PROGRAM = """

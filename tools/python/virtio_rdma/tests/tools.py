@@ -28,6 +28,8 @@ FAMILIES = {"IPv4": ("10.0.0.{}", "0000:0000:0000:0000:0000:ffff:0a00:000{}"),
 USUAL = ("IPv4", "IPv6", "a VLAN")
 # Both sides begin again so often.
 ATTEMPTS = 5
+# How many of the tries of a suite may be ones that began again: so many, or this share of them if that is more.
+AGAIN, AGAIN_PERCENT = 3, 2
 # The bound on the end of a program that was killed, in seconds.
 KILLED_SECONDS = 600
 
@@ -79,6 +81,29 @@ class Outcome:
         if not line:
             return "passes"
         return "does not end in time" if "does not end" in line else line
+
+
+class Tries:
+    """Counts how often the cases of a suite ran, and how often one of them began again."""
+
+    def __init__(self):
+        self.all = self.again = 0
+
+    def add(self, outcome):
+        """Counts what a case came to."""
+        self.all += 1 + outcome.again
+        self.again += outcome.again
+
+    def judge(self, results):
+        """Reports whether few cases began again, if there were any: connections that are refused now and then would
+        pass for good otherwise."""
+        if self.all:
+            results.note(f"{self.again} of {self.all} tries began again")
+            results.result("few cases begin again", self.again <= max(AGAIN, self.all * AGAIN_PERCENT / 100))
+
+
+# Those of the suite that runs (conftest.py judges them).
+TRIES = Tries()
 
 
 def names_of(first, second):
@@ -212,6 +237,7 @@ def end(jobs):
 def report(results, case, guests, names, seconds, prefix=""):
     """Runs a case, and reports it with a prefix in front of its name."""
     outcome = run(case, guests, names, seconds)
+    TRIES.add(outcome)
     if outcome.again:
         results.note(f"both sides began again, {outcome.again} times")
     if outcome.failure:
