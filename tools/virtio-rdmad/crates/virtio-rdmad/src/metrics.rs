@@ -102,7 +102,10 @@ impl Metrics {
         let help = "Whether the VMM of a guest is connected";
         measure(encoder, "guest_connected", help, connected)?;
         let started = self.of_guests().map(|(labels, guest)| (labels, guest.started.into()));
-        measure(encoder, "guest_started", "Whether the driver of a guest has started", started)
+        measure(encoder, "guest_started", "Whether the driver of a guest has started", started)?;
+        let work = self.of_guests().map(|(labels, guest)| (labels, guest.work_seconds));
+        let help = "Processor time of a worker that a guest has taken";
+        count(encoder, "guest_work", help, Some(&Unit::Seconds), work)
     }
 
     /// Returns the guests, and the labels that name them.
@@ -284,6 +287,7 @@ mod tests {
                 "turns": { "sum_seconds": 0.25, "buckets": [{ "up_to_seconds": 0.125, "count": 3 }, { "count": 1 }] } }],
             "guests": [
                 { "name": "g\"1", "network": "n", "connected": true, "started": false, "pds": 1, "mrs": 2, "limits": { "qps": 9 },
+                  "work_seconds": 2.5,
                   "qp_counts": [{ "type": "GSI", "state": "RTS", "count": 1 },
                                 { "type": "RC", "state": "RTS", "count": 2 }],
                   "srq_count": 6,
@@ -311,6 +315,9 @@ mod tests {
             "# HELP virtio_rdma_uplink_tx_frames A frame was sent. A train that the kernel takes apart counts as one",
             "virtio_rdma_guest_connected{guest=\"g\\\"1\",network=\"n\"} 1",
             "virtio_rdma_guest_started{guest=\"g2\",network=\"n\"} 0",
+            "# UNIT virtio_rdma_guest_work_seconds seconds",
+            "virtio_rdma_guest_work_seconds_total{guest=\"g\\\"1\",network=\"n\"} 2.5",
+            "virtio_rdma_guest_work_seconds_total{guest=\"g2\",network=\"n\"} 0.0",
             "virtio_rdma_guest_objects{guest=\"g\\\"1\",network=\"n\",kind=\"mr\"} 2",
             "virtio_rdma_guest_objects{guest=\"g\\\"1\",network=\"n\",kind=\"srq\"} 6",
             "virtio_rdma_guest_limits{guest=\"g\\\"1\",network=\"n\",kind=\"qp\"} 9",

@@ -143,6 +143,8 @@ pub struct GuestReport {
     pub srqs: Vec<SrqReport>,
     /// How much of these it may have.
     pub limits: LimitsReport,
+    /// Processor time of its worker in its turns, in seconds.
+    pub work_seconds: f64,
     /// The counters by name.
     pub counters: BTreeMap<String, u64>,
     /// The counters of its network interface by name; empty if the process does not serve one.

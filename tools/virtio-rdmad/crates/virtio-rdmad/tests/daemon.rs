@@ -656,6 +656,22 @@ fn qps_are_counted_without_an_entry_for_each() {
     daemon.end();
 }
 
+/// A guest that has work has processor time, and one whose VMM is not there has none.
+#[test]
+fn the_processor_time_of_a_guest_is_counted() {
+    let daemon = Daemon::start("work");
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let work = |at: usize| daemon.status()["guests"][at]["work_seconds"].as_f64().unwrap();
+    // The time of a turn is counted behind it.
+    while work(0) == 0.0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(work(1) == 0.0);
+    drop(front_end);
+    daemon.end();
+}
+
 #[test]
 fn metrics_are_printed() {
     let daemon = Daemon::start("metrics");

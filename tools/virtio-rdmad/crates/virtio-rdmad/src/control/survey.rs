@@ -118,6 +118,7 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestR
         qps: qps.iter().map(qp_report).collect(),
         srqs: srqs.iter().map(srq_report).collect(),
         limits: limits_report(&limits, &quota, rings),
+        work_seconds: guest.work().as_secs_f64(),
         counters: counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         nic: nic_counters(switches, &spec.name),
     }
