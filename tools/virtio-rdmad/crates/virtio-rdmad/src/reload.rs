@@ -60,7 +60,14 @@ impl Plan {
         }
         for wanted in &file.guests {
             match report.guests.iter().find(|guest| guest.name == wanted.name) {
-                Some(guest) => plan.compare(wanted, guest)?,
+                Some(guest) if guest.origin == Origin::File.name() => {
+                    plan.compare(wanted, guest)?;
+                }
+                Some(guest) => {
+                    let (name, origin) = (&guest.name, &guest.origin);
+                    plan.needs_restart
+                        .push(format!("guest {name}, which is not of the file ({origin})"));
+                }
                 None if wanted.nic.is_some() => {
                     plan.needs_restart.push(format!("guest {}, because of nic", wanted.name));
                 }
@@ -210,6 +217,19 @@ mod tests {
         assert!(plan.change.is_empty());
         let restarts: Vec<_> = plan.needs_restart.iter().map(|what| &what[..7]).collect();
         assert_eq!(restarts, ["guest f", "guest d"]);
+    }
+
+    /// A guest of the command line or of a call stays as it is, also if the file has one of its name.
+    #[test]
+    fn guests_of_others_do_not_change() {
+        let wanted = file(&["name=a,vfio-user=/a,rate=2G,vectors=4"], &[]);
+        for origin in [Origin::Call, Origin::CommandLine] {
+            let is = report(vec![guest("name=a,vfio-user=/a,rate=1G", origin)]);
+            let plan = Plan::new(&wanted, &is).unwrap();
+            assert!(plan.change.is_empty() && plan.leave.is_empty() && plan.come.is_empty());
+            let expected = format!("guest a, which is not of the file ({})", origin.name());
+            assert_eq!(plan.needs_restart, [expected]);
+        }
     }
 
     #[test]
