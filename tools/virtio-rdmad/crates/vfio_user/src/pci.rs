@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PCI configuration space and the layout of the BARs.
 //!
-//! BAR 0 has the virtio structures, BAR 1 the MSI-X table and pending bits, which the client emulates
-//! itself. Offsets follow PCI Local Bus 3.0, chapter 6, and VIRTIO 1.3, 4.1.4.
+//! BAR 0 has the virtio structures, BAR 1 the MSI-X table and the pending bits. The client emulates the table itself. It
+//! may ask for the pending bits, as QEMU does, and is told that there are none: the device knows of no mask, and signals
+//! each interrupt at once. What waits for a vector that the guest has masked is known to the client alone. Offsets follow PCI Local Bus 3.0, chapter 6, and VIRTIO 1.3, 4.1.4.
 
 use crate::wire::region;
 

@@ -305,6 +305,7 @@ fn every_signal_reaches_the_vector_of_its_queue() {
     let signal = client.device.started.as_ref().unwrap()[0].signal.clone();
     signal.signal();
     signal.signal();
+    assert_eq!(client.read(1, 0x4000, 8).unwrap(), [0; 8], "no interrupt waits in the device");
     assert_eq!(fds.iter().map(count).collect::<Vec<_>>(), [0, 0, 0, 2, 0]);
     client.set_irqs([0x21, 2, 0, 0], &[]).unwrap();
     signal.signal();
