@@ -4,19 +4,26 @@
 //! when those have come, so nothing of them is visible before.
 //!
 //! A peer decides how much is held. So there is a bound for each connection, which is what a selective
-//! acknowledgement can tell of, and one for each guest, in bytes.
+//! acknowledgement can tell of, and one for each guest, in bytes. A connection leaves as many bytes to others as it
+//! takes, so that a few that miss a packet at the same time do not take all. A peer that never sends what is missing
+//! does not keep its share for ever: after [`MOST_TIME`] all that is held for it is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use roce::{Headers, Psn, SackEth};
 
 use crate::base::image::abi_bytes::Bytes;
-use crate::base::image::{require, Wrong};
+use crate::base::image::Wrong;
 
 /// Bytes that all connections of a guest hold.
 const MOST_BYTES: u64 = 4 << 20;
+
+/// How long packets are held while the same packet is missing. A peer sends it again after a few round trips, or after a
+/// time-out of mostly less than that.
+const MOST_TIME: Duration = Duration::from_secs(1);
 
 /// Bytes that a packet takes besides its payload, about.
 const OVERHEAD: u64 = size_of::<HeldPacket>() as u64 + 64;
@@ -29,9 +36,10 @@ const MOST_HEADERS: usize = 256;
 pub(crate) struct HoldQuota(Arc<AtomicU64>);
 
 impl HoldQuota {
-    /// Takes so many bytes, which are free again when the share is dropped; `None` if there are not so many.
-    fn take(&self, bytes: u64) -> Option<Share> {
-        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= MOST_BYTES);
+    /// Takes so many bytes, which are free again when the share is dropped; `None` if not so many would be left after that.
+    fn take(&self, bytes: u64, left: u64) -> Option<Share> {
+        let most = MOST_BYTES.saturating_sub(left);
+        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         Some(Share { quota: self.clone(), bytes })
     }
@@ -53,7 +61,7 @@ impl Drop for Share {
 pub(crate) struct HeldPacket {
     pub headers: Headers,
     pub payload: Box<[u8]>,
-    _share: Share,
+    share: Share,
 }
 
 /// What became of a packet that came too early.
@@ -69,7 +77,13 @@ pub(crate) enum Hold {
 
 /// The packets that a connection holds.
 #[derive(Default)]
-pub(crate) struct Held(BTreeMap<u32, HeldPacket>);
+pub(crate) struct Held {
+    packets: BTreeMap<u32, HeldPacket>,
+    /// Bytes of the quota that they take.
+    bytes: u64,
+    /// The packet that is missing, and since when.
+    missing: Option<(Psn, Instant)>,
+}
 
 impl Held {
     /// Returns the packets from the PSN `expected` on, as frames.
@@ -82,7 +96,7 @@ impl Held {
             Bytes(frame)
         };
         let is_due = |held: &&HeldPacket| !held.headers.bth.psn.is_before(expected);
-        self.0.values().filter(is_due).map(frame).collect()
+        self.packets.values().filter(is_due).map(frame).collect()
     }
 
     /// Takes packets over that were saved; `expected` and `quota` are as for [`Self::hold`]. The one that is expected may
@@ -91,11 +105,13 @@ impl Held {
         let mut held = Self::default();
         for Bytes(frame) in frames {
             let packet = roce::decode(frame).map_err(|_| "a packet that is held is none")?;
-            // The expected one may be held, which is next to the one in front of it.
-            let is_expected = packet.headers.bth.psn == expected;
-            let missing = if is_expected { expected.minus(1) } else { expected };
-            let outcome = held.hold(missing, &packet.headers, packet.payload, quota);
-            require(outcome == Hold::Held, "a packet is held that is not expected soon")?;
+            let psn = packet.headers.bth.psn;
+            let is_due = psn == expected || is_near(expected, psn);
+            // What was held had room, whoever is asked first now.
+            let share = quota.take(packet.payload.len() as u64 + OVERHEAD, 0);
+            let share = share.filter(|_| is_due && !held.has(psn));
+            let share = share.ok_or("a packet is held that is not expected soon")?;
+            held.insert(&packet.headers, packet.payload, share);
         }
         Ok(held)
     }
@@ -108,55 +124,84 @@ impl Held {
         payload: &[u8],
         quota: &HoldQuota,
     ) -> Hold {
-        let psn = headers.bth.psn;
-        if self.0.contains_key(&psn.get()) {
+        let (psn, bytes) = (headers.bth.psn, payload.len() as u64 + OVERHEAD);
+        if self.has(psn) {
             return Hold::Duplicate;
         }
-        let ahead = psn.distance_from(expected);
-        let is_near = ahead > 0 && ahead.unsigned_abs() < SackEth::PACKETS;
-        let share = quota.take(payload.len() as u64 + OVERHEAD).filter(|_| is_near);
-        let Some(share) = share else { return Hold::NoRoom };
-        let packet = HeldPacket { headers: *headers, payload: payload.into(), _share: share };
-        self.0.insert(psn.get(), packet);
+        let share = is_near(expected, psn).then(|| quota.take(bytes, self.bytes + bytes));
+        let Some(share) = share.flatten() else { return Hold::NoRoom };
+        self.insert(headers, payload, share);
         Hold::Held
+    }
+
+    fn insert(&mut self, headers: &Headers, payload: &[u8], share: Share) {
+        self.bytes += share.bytes;
+        let packet = HeldPacket { headers: *headers, payload: payload.into(), share };
+        self.packets.insert(headers.bth.psn.get(), packet);
+    }
+
+    /// Returns until when packets are held unless the one of the PSN `expected` comes, which is missing; `None` if none is.
+    pub fn until(&mut self, expected: Psn, now: Instant) -> Option<Instant> {
+        let missing = self.missing.filter(|(psn, _)| *psn == expected).unwrap_or((expected, now));
+        self.missing = (!self.is_empty()).then_some(missing);
+        self.missing.map(|(_, since)| since + MOST_TIME)
+    }
+
+    /// Returns how many packets are held.
+    pub fn len(&self) -> usize {
+        self.packets.len()
     }
 
     /// Returns whether no packet is held.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.packets.is_empty()
     }
 
     /// Returns whether the packet of this PSN is held.
     pub fn has(&self, psn: Psn) -> bool {
-        self.0.contains_key(&psn.get())
+        self.packets.contains_key(&psn.get())
     }
 
     /// Takes the packet of this PSN.
     pub fn take(&mut self, psn: Psn) -> Option<HeldPacket> {
-        self.0.remove(&psn.get())
+        let packet = self.packets.remove(&psn.get())?;
+        self.bytes -= packet.share.bytes;
+        Some(packet)
     }
 
     /// Forgets the packets in front of this PSN.
     pub fn forget_before(&mut self, psn: Psn) {
-        self.0.retain(|held, _| !Psn::new(*held).is_before(psn));
+        let bytes = &mut self.bytes;
+        self.packets.retain(|held, packet| {
+            let stays = !Psn::new(*held).is_before(psn);
+            *bytes -= if stays { 0 } else { packet.share.bytes };
+            stays
+        });
     }
 
     /// Forgets all packets.
     pub fn clear(&mut self) {
-        self.0.clear();
+        *self = Self::default();
     }
 
     /// Returns which packets from this PSN on are held.
     pub fn sack(&self, from: Psn) -> SackEth {
         let mut sack = SackEth::default();
-        for held in self.0.keys() {
+        for held in self.packets.keys() {
             if let Ok(distance) = u32::try_from(Psn::new(*held).distance_from(from)) {
                 sack.set(distance);
             }
         }
         sack
     }
+}
+
+/// Returns whether a packet of a PSN is held while that of the PSN `expected` is missing: a selective acknowledgement can
+/// tell of it.
+fn is_near(expected: Psn, psn: Psn) -> bool {
+    let ahead = psn.distance_from(expected);
+    ahead > 0 && ahead.unsigned_abs() < SackEth::PACKETS
 }
 
 #[cfg(test)]
@@ -213,18 +258,43 @@ mod tests {
     }
 
     #[test]
-    fn the_connections_of_a_guest_share_a_quota() {
+    fn each_connection_leaves_as_much_as_it_takes() {
         let quota = HoldQuota::default();
-        let mut connections: Vec<Held> = (0..6).map(|_| Held::default()).collect();
-        let mut count = 0;
-        for held in &mut connections {
-            for ahead in 1..256 {
-                let result = held.hold(Psn::new(0), &headers(ahead), &[0; 4096], &quota);
-                count += u64::from(result == Hold::Held);
-            }
+        let fill = |held: &mut Held| {
+            let mut hold = |ahead| held.hold(Psn::new(0), &headers(ahead), &[0; 4096], &quota);
+            (1..256).filter(|ahead| hold(*ahead) == Hold::Held).count()
+        };
+        let mut connections: Vec<Held> = (0..8).map(|_| Held::default()).collect();
+        let counts: Vec<_> = connections.iter_mut().map(fill).collect();
+        // The bound of a connection first, and then half of what is left.
+        assert_eq!(counts[..2], [255, 255]);
+        let most = (MOST_BYTES / (4096 + OVERHEAD)) as usize;
+        for (at, count) in counts.iter().enumerate().skip(2) {
+            let left = most - counts[..at].iter().sum::<usize>();
+            assert!((left / 2 - 1..=left.div_ceil(2)).contains(count), "{counts:?}");
         }
-        assert_eq!(count, MOST_BYTES / (4096 + OVERHEAD));
+        // All of it is there again, and is taken over as it was by whom it was.
+        let taken = quota.0.load(Ordering::Relaxed);
+        let saved: Vec<_> = connections.iter().map(|held| held.save(Psn::new(0))).collect();
         drop(connections);
         assert_eq!(quota.0.load(Ordering::Relaxed), 0);
+        let load = |frames| Held::load(frames, Psn::new(0), &quota).unwrap();
+        let loaded: Vec<_> = saved.iter().rev().map(|frames| load(frames)).collect();
+        assert_eq!(quota.0.load(Ordering::Relaxed), taken);
+        assert!(loaded.iter().rev().map(Held::len).eq(counts));
+    }
+
+    #[test]
+    fn what_is_missing_has_a_time() {
+        let (mut held, quota) = (Held::default(), HoldQuota::default());
+        let (now, expected) = (Instant::now(), Psn::new(5));
+        assert_eq!(held.until(expected, now), None);
+        held.hold(expected, &headers(7), &[], &quota);
+        let later = now + MOST_TIME / 2;
+        assert_eq!(held.until(expected, now), Some(now + MOST_TIME));
+        assert_eq!(held.until(expected, later), Some(now + MOST_TIME));
+        assert_eq!(held.until(expected.plus(1), later), Some(later + MOST_TIME), "it has come");
+        held.clear();
+        assert_eq!(held.until(expected, later), None);
     }
 }

@@ -3,6 +3,7 @@
 //! How two peers learn that both know selective acknowledgements, and what becomes of those that do not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use abi::*;
 use roce::{Opcode, Operation, Psn, SackEth, Syndrome};
@@ -11,7 +12,7 @@ use super::bad_packets::Forged;
 use super::cable::{cable, headers, over_a_cable, Cable, Faults};
 use super::driver::*;
 use crate::base::sync::lock;
-use crate::Counter;
+use crate::{Clock, Counter};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 /// Ten packets.
@@ -89,7 +90,7 @@ fn an_adapter_with_adaptive_routing_gets_naks() {
         for _ in 0..40 {
             let sent = write_with_a_loss(&mut pair, &cable);
             assert_eq!((naks(&sent), requests(&sent)), (1, 9 + 10));
-            pair.settle_for(std::time::Duration::from_millis(2));
+            pair.settle_for(Duration::from_millis(2));
         }
         assert_eq!(pair.counter(Counter::SelectiveAcksSent), 0);
         assert_eq!(pair.counter(Counter::Held), 0);
@@ -108,6 +109,44 @@ fn no_packet_has_a_reserved_bit() {
     for frame in &*cable.sent.lock().unwrap() {
         assert_eq!((frame[46] & 0x3f, frame[50] & 0x7f), (0, 0), "{frame:?}");
     }
+}
+
+/// A connection whose peer never sends what is missing holds packets for a while, and then nobody's room is taken. A peer
+/// that comes back later sends all of them again.
+#[test]
+fn what_is_never_completed_is_dropped() {
+    over_a_cable(1, Faults::default(), || {
+        let (mut pair, cable) = (Pair::new(), cable().unwrap());
+        write_with_a_loss(&mut pair, &cable);
+        assert!(is_believed(&pair));
+        let [a, b] = pair.ends;
+        let data = pair.a.fill(DATA, LEN, 9);
+        let part = [sge(DATA, LEN as u32, a.key)];
+        pair.a.post_send(a.qpn, &Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key));
+        let before = cable.sent.lock().unwrap().len();
+        pair.a.run();
+        cable.lose();
+        let sent = cable.sent.lock().unwrap()[before..].to_vec();
+        let held = pair.b.device.counter(Counter::Held);
+        sent[1..].iter().for_each(|frame| cable.inject(1, frame));
+        // Its peer is away.
+        let rest = |time| {
+            settle(&[&pair.b]);
+            cable.lose();
+            pair.clock.advance_to(pair.clock.now() + time);
+            settle(&[&pair.b]);
+        };
+        rest(Duration::from_millis(900));
+        assert_eq!(pair.b.device.counter(Counter::Held) - held, 9);
+        assert_eq!(pair.b.device.counter(Counter::DropHoldLate), 0);
+        cable.lose();
+        rest(Duration::from_millis(200));
+        assert_eq!(pair.b.device.counter(Counter::DropHoldLate), 9);
+        // It is back, and learns what has become of its packets.
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+        assert!(pair.b.bytes(DATA, LEN) == data);
+    });
 }
 
 /// Returns whether the responder of B takes its peer for one that knows selective acknowledgements.

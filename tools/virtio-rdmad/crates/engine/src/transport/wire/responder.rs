@@ -468,14 +468,22 @@ pub(crate) fn pump(
     let holds = follow_held(hca, slot, responder, &mut inbound, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     let now = hca.clock().now();
-    if inbound.naks.is_due(now) {
+    let held_until = inbound.held.until(inbound.expected.psn, now);
+    let is_over = held_until.is_some_and(|until| until <= now);
+    if is_over {
+        hca.stats.add(Counter::DropHoldLate, inbound.held.len() as u64);
+        inbound.held.clear();
+    }
+    // A requester that believes that what was dropped is held sends it again when it is told so.
+    if inbound.naks.is_due(now) || is_over {
         tell_missing(&mut inbound);
     }
     let qpn = u32::from(slot) + 1;
     let service = service(config.wq.kind);
     let path = Path::new(hca, qpn, &responder.attr, &responder.source);
     let mtu = mtu_bytes(responder.attr.path_mtu);
-    let mut next = inbound.naks.next();
+    let held_until = held_until.filter(|_| !is_over);
+    let mut next = [inbound.naks.next(), held_until].into_iter().flatten().min();
     let is_left = path.is_some_and(|path| loop {
         let Some(Waiting { reply, is_repeated }) = inbound.replies.front_mut() else {
             break false;
