@@ -51,6 +51,7 @@ fn network(clock: &Arc<Clock>) -> Arc<Fabric> {
     let config = FabricConfig {
         clock: Arc::clone(clock) as _,
         uplink: Some(Arc::new(Nowhere)),
+        random: || 0,
         ..FabricConfig::default()
     };
     Fabric::new(config)

@@ -123,6 +123,7 @@ impl Host {
         let fabric = Fabric::new(FabricConfig {
             clock: Arc::clone(clock) as _,
             uplink: Some(Arc::clone(&uplink) as _),
+            random: || 0,
             ..FabricConfig::default()
         });
         let mut guest = Guest::new(&fabric, number, false);

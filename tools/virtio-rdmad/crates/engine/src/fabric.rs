@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::base::address::Address;
-use crate::base::host::{Clock, SystemClock, Uplink};
+use crate::base::host::{system_random, Clock, SystemClock, Uplink};
 use crate::config::DeviceConfig;
 use crate::device::Device;
 use crate::transport::hca::Hca;
@@ -20,11 +20,14 @@ pub struct FabricConfig {
     pub clock: Arc<dyn Clock>,
     /// The way to other hosts, if there is one.
     pub uplink: Option<Arc<dyn Uplink>>,
+    /// Returns a random number, so that tests have their own.
+    pub random: fn() -> u64,
 }
 
 impl Default for FabricConfig {
     fn default() -> Self {
-        Self { name: "default".into(), clock: Arc::new(SystemClock), uplink: None }
+        let (name, clock) = ("default".into(), Arc::new(SystemClock));
+        Self { name, clock, uplink: None, random: system_random }
     }
 }
 
@@ -37,7 +40,7 @@ pub struct Fabric {
 impl Fabric {
     /// Returns a network without guests.
     pub fn new(config: FabricConfig) -> Arc<Self> {
-        let network = Arc::new(Network::new(config.clock, config.uplink));
+        let network = Arc::new(Network::new(config.clock, config.uplink, config.random));
         Arc::new(Self { name: config.name, network })
     }
 

@@ -102,7 +102,7 @@ impl Hostile {
         direct: bool,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
-        let fabric = Fabric::new(FabricConfig::default());
+        let fabric = Fabric::new(FabricConfig { random: || 0, ..FabricConfig::default() });
         let name = "hostile".to_owned();
         let wake = Arc::new(NoWake);
         let limits_of_engine = limits.clone();

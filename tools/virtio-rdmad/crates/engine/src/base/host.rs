@@ -63,6 +63,11 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Instant;
 }
 
+/// Returns a random number of the machine, or 0 if it has none.
+pub(crate) fn system_random() -> u64 {
+    getrandom::u64().unwrap_or(0)
+}
+
 /// The clock of the machine.
 #[derive(Debug, Default)]
 pub struct SystemClock;

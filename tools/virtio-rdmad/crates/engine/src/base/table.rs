@@ -51,6 +51,7 @@ pub(crate) struct SavedNumbers {
 /// Numbers to give out. A number that was used is given out again when no other number was unused for
 /// longer.
 pub(crate) struct Numbers {
+    first: u16,
     next: u16,
     end: u16,
     freed: VecDeque<u16>,
@@ -59,7 +60,13 @@ pub(crate) struct Numbers {
 impl Numbers {
     /// Returns the numbers from `first` to before `end`.
     pub fn new(first: u16, end: u16) -> Self {
-        Self { next: first, end, freed: VecDeque::new() }
+        Self::beginning_at(first, first, end)
+    }
+
+    /// Returns the numbers from `first` to before `end`, of which `next` is given out first. Those in front of it come
+    /// behind the last one, as if they had been used.
+    pub fn beginning_at(next: u16, first: u16, end: u16) -> Self {
+        Self { first, next, end, freed: (first..next).collect() }
     }
 
     /// Returns the state.
@@ -74,7 +81,7 @@ impl Numbers {
         used: impl IntoIterator<Item = u16>,
     ) -> Result<(), Wrong> {
         let SavedNumbers { next, freed } = saved;
-        let first = self.next;
+        let first = self.first;
         require((first..=self.end).contains(&next), "the next number is out of range")?;
         let mut is_taken = vec![false; usize::from(next - first)];
         let used = used.into_iter().filter(|number| *number >= first);
@@ -114,6 +121,19 @@ mod tests {
         assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(3)]);
         numbers.give_back(3);
         assert_eq!([numbers.take(), numbers.take(), numbers.take()], [Some(1), Some(3), None]);
+    }
+
+    #[test]
+    fn numbers_may_begin_anywhere() {
+        let mut numbers = Numbers::beginning_at(3, 1, 5);
+        assert_eq!([numbers.take(), numbers.take()], [Some(3), Some(4)]);
+        numbers.give_back(3);
+        let mut other = Numbers::beginning_at(2, 1, 5);
+        other.load(numbers.save(), [4]).unwrap();
+        for numbers in [&mut numbers, &mut other] {
+            let rest = std::iter::from_fn(|| numbers.take());
+            assert_eq!(rest.collect::<Vec<_>>(), [1, 2, 3]);
+        }
     }
 
     #[test]

@@ -331,8 +331,11 @@ impl Objects {
         Ok(())
     }
 
-    /// Returns what a guest has that made no object.
-    pub fn new(limits: &Limits) -> Self {
+    /// Returns what a guest has that made no object. The random number says where QPNs begin: a peer that has not noticed
+    /// that the guest is another one since then takes a QPN that it knows for a connection that it has (IBA 12.4.1).
+    pub fn new(limits: &Limits, random: u64) -> Self {
+        // Place 0 is the GSI's.
+        let begin = |end: u16| 1 + (random % u64::from(end.max(2) - 1)) as u16;
         Self {
             memory: GuestMemory::default(),
             pds: Domains(Slab::new(limits.max_pd)),
@@ -346,9 +349,9 @@ impl Objects {
             qps: 0,
             cqs: 0,
             srqs: 0,
-            next_slot: 1,
+            next_slot: begin(limits.max_qp),
             ring_cqs: Numbers::new(0, limits.ring_cq),
-            ring_slots: Numbers::new(1, limits.ring_qp),
+            ring_slots: Numbers::beginning_at(begin(limits.ring_qp), 1, limits.ring_qp),
             srq_slots: Numbers::new(0, limits.max_srq),
             attachments: Attachments::default(),
         }

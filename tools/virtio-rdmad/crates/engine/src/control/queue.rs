@@ -13,7 +13,6 @@ use super::status::Status;
 use super::{cq, qp, srq, table};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
-use crate::base::limits::Limits;
 use crate::base::sync::read;
 use crate::base::visit::Visit;
 use crate::memory::management::release_windows;
@@ -47,8 +46,9 @@ pub(crate) struct Control {
 
 impl Control {
     /// Returns the control queue of a guest that made no object.
-    pub fn new(limits: &Limits) -> Self {
-        Self { queue: Virtqueue::default(), request: None, objects: Objects::new(limits) }
+    pub fn new(hca: &Hca) -> Self {
+        let objects = Objects::new(&hca.limits, hca.network.random());
+        Self { queue: Virtqueue::default(), request: None, objects }
     }
 
     /// Visits the control queue.

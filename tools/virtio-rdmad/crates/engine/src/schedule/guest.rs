@@ -32,7 +32,7 @@ pub(crate) struct Guest {
 impl Guest {
     /// Returns a guest with this HCA, and no object.
     pub fn new(hca: Arc<Hca>) -> Self {
-        let control = Mutex::new(Control::new(&hca.limits));
+        let control = Mutex::new(Control::new(&hca));
         Self { hca, control, doorbells: Mutex::new(Virtqueue::default()) }
     }
 

@@ -180,7 +180,7 @@ impl Reset {
 /// Ends what is left when the guest has no object any more.
 fn end_rest(guest: &Guest) {
     let hca = &guest.hca;
-    *lock(&guest.control) = Control::new(&hca.limits);
+    *lock(&guest.control) = Control::new(hca);
     write(&hca.keys).set_memory(&GuestMemory::default());
     for events in hca.completion_events.iter().chain([&hca.events]) {
         *lock(events) = Events::default();

@@ -2,6 +2,7 @@
 
 //! Tests control commands, and the status of each error.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use abi::*;
@@ -9,11 +10,67 @@ use memory::GuestMemory;
 use zerocopy::{FromBytes, FromZeros};
 
 use super::driver::*;
-use crate::{Counter, DeviceConfig, DevicePolicy, Limits};
+use crate::{Counter, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits};
 
 fn guest() -> Guest {
     let (fabric, clock) = fabric();
     Guest::new(&fabric, &clock, 1)
+}
+
+thread_local! {
+    /// What fabrics with random numbers draw.
+    static RANDOM: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Makes all QPs that a guest can have, and returns their numbers in this order.
+fn all_qpns(guest: &mut Guest) -> Vec<u32> {
+    let (pdn, cqn) = (guest.create_pd(), guest.create_cq(RING));
+    let request = Guest::qp_request(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+    std::iter::from_fn(|| guest.try_create_qp(request).ok()).collect()
+}
+
+/// A peer that has missed the end of a guest takes its first connection for one that it has already if the QPN is the
+/// same. So QPNs begin at another one whenever a device starts, new or after a reset.
+#[test]
+fn qpns_begin_at_random() {
+    without_upgrades();
+    let test = || {
+        let clock = TestClock::new();
+        let fabric = Fabric::new(FabricConfig { random: || RANDOM.get(), ..fabric_config(&clock) });
+        for random in [0, 1, 4, u64::MAX] {
+            let first = 2 + (random % 5) as u32;
+            let expected: Vec<_> = (first..=6).chain(2..first).collect();
+            RANDOM.set(random);
+            let mut guest = Guest::new(&fabric, &clock, 1);
+            assert_eq!(all_qpns(&mut guest), expected);
+            RANDOM.set(random % 5 + 1);
+            guest.device.reset();
+            guest.start();
+            assert_ne!(all_qpns(&mut guest)[0], first);
+        }
+    };
+    test();
+    with_rings(test);
+}
+
+/// Numbers of the machine's own.
+#[test]
+fn qpns_of_two_devices_are_not_the_same() {
+    let limits = Limits { ring_qp: 16_384, ..limits() };
+    let first = |_| {
+        with_rings(|| {
+            let clock = TestClock::new();
+            let clock_of_fabric = Arc::clone(&clock) as _;
+            let fabric =
+                Fabric::new(FabricConfig { clock: clock_of_fabric, ..FabricConfig::default() });
+            let setup = Setup { limits: limits.clone(), ..Setup::default() };
+            let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
+            let (pdn, cqn) = (guest.create_pd(), guest.create_cq(RING));
+            guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC)
+        })
+    };
+    let qpns: std::collections::HashSet<_> = (0..4).map(first).collect();
+    assert!(qpns.len() > 1, "{qpns:?}");
 }
 
 #[test]

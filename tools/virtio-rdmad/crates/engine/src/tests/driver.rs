@@ -285,7 +285,7 @@ pub fn fabric() -> (Arc<Fabric>, Arc<TestClock>) {
 
 pub fn fabric_config(clock: &Arc<TestClock>) -> FabricConfig {
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
-    FabricConfig { name: "test".into(), clock, uplink: None }
+    FabricConfig { name: "test".into(), clock, uplink: None, random: || 0 }
 }
 
 pub fn gid(number: u8) -> Gid {

@@ -39,6 +39,7 @@ pub(crate) struct Network<D> {
     clock: Arc<dyn Clock>,
     /// The way to other hosts, if there is one.
     uplink: Option<Arc<dyn Uplink>>,
+    random: fn() -> u64,
     /// All devices, and what addresses each may use.
     devices: RwLock<Vec<(Weak<D>, Rights)>>,
     owners: RwLock<HashMap<Address, Owner<D>>>,
@@ -49,10 +50,15 @@ pub(crate) struct Network<D> {
 
 impl<D> Network<D> {
     /// Returns a network without devices.
-    pub fn new(clock: Arc<dyn Clock>, uplink: Option<Arc<dyn Uplink>>) -> Self {
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        uplink: Option<Arc<dyn Uplink>>,
+        random: fn() -> u64,
+    ) -> Self {
         Self {
             clock,
             uplink,
+            random,
             devices: RwLock::new(Vec::new()),
             owners: RwLock::new(HashMap::new()),
             generation: AtomicU64::new(0),
@@ -63,6 +69,11 @@ impl<D> Network<D> {
     /// Returns the clock of all devices.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// Returns a random number.
+    pub fn random(&self) -> u64 {
+        (self.random)()
     }
 
     /// Returns the way to other hosts, if there is one.

@@ -93,7 +93,8 @@ fn damage(image: &[u8], dice: &mut Dice) -> Vec<u8> {
 fn fabric(clock: &Arc<TestClock>, network: &Arc<Network>, host: usize) -> Arc<Fabric> {
     let uplink = Arc::new(Port { network: Arc::clone(network), host });
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
-    Fabric::new(FabricConfig { name: "test".into(), clock, uplink: Some(uplink) })
+    let (name, random) = ("test".into(), || 0);
+    Fabric::new(FabricConfig { name, clock, uplink: Some(uplink), random })
 }
 
 impl Hosts {
@@ -168,7 +169,8 @@ impl Hosts {
             let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
             // An address may be one that the network of the schedule does not have.
             let uplink = Some(Arc::new(Nowhere) as Arc<dyn Uplink>);
-            let fabric = Fabric::new(FabricConfig { name: "test".into(), clock, uplink });
+            let (name, random) = ("test".into(), || 0);
+            let fabric = Fabric::new(FabricConfig { name, clock, uplink, random });
             let load = |(guest, image): (&Guest, &Vec<u8>)| {
                 let device = fabric.add_device(guest.config());
                 guest.load(&device, &damage(image, dice)).map(|()| device)
