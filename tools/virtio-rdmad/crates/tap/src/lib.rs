@@ -17,6 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use header::Train;
 pub use packet_socket::PacketSocket;
@@ -26,7 +27,10 @@ pub use packet_tap::PacketTap;
 #[derive(Debug)]
 pub struct Tap {
     file: File,
-    takes_trains: bool,
+    name: String,
+    /// Whether trains are wanted.
+    trains: bool,
+    takes_trains: AtomicBool,
 }
 
 impl Tap {
@@ -41,15 +45,36 @@ impl Tap {
     /// `InvalidInput` for a name that no interface can have, `PermissionDenied` if the tap is another
     /// user's or does not exist, `ResourceBusy` if another process has it open.
     pub fn open(name: &str, trains: bool) -> Result<Self, Error> {
-        let file = attach(name, libc::IFF_VNET_HDR)?;
-        choose_header(&file)?;
-        let takes_trains = offload(&file, trains);
-        Ok(Self { file, takes_trains })
+        let (file, takes_trains) = (open(name)?, false.into());
+        let tap = Self { file, name: name.to_owned(), trains, takes_trains };
+        tap.attach()?;
+        Ok(tap)
+    }
+
+    /// Becomes the end of the interface of this name.
+    fn attach(&self) -> Result<(), Error> {
+        attach(&self.file, &self.name, libc::IFF_VNET_HDR)?;
+        choose_header(&self.file)?;
+        self.takes_trains.store(offload(&self.file, self.trains), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Becomes the end of the interface once more, if the administrator has removed it and made it again. Returns whether
+    /// that was so. Any thread may call this at any time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`]: above all, that the interface is gone.
+    pub fn follow(&self) -> Result<bool, Error> {
+        if is_attached(&self.file) {
+            return Ok(false);
+        }
+        self.attach().map(|()| true)
     }
 
     /// Returns whether the kernel takes trains apart.
     pub fn takes_trains(&self) -> bool {
-        self.takes_trains
+        self.takes_trains.load(Ordering::Relaxed)
     }
 
     /// Takes a frame that the kernel sends over the interface. Returns its bytes, and the bytes of a
@@ -81,31 +106,43 @@ impl Tap {
     }
 }
 
-/// Opens the tap of this name, with these flags besides those that every tap has here (`IFF_…`).
-fn attach(name: &str, flags: libc::c_int) -> Result<File, Error> {
-    // SAFETY: Zeros are valid for all members of the structure: integers, addresses made of integers, and a
-    // raw pointer, which may be null.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    let room = request.ifr_name.len();
-    if name.is_empty() || name.len() >= room || name.contains(['\0', '/']) {
+/// Opens what becomes the end of the tap of this name.
+fn open(name: &str) -> Result<File, Error> {
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['\0', '/']) {
         return Err(ErrorKind::InvalidInput.into());
     }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")
+}
+
+/// Returns a request that names nothing.
+fn request() -> libc::ifreq {
+    // SAFETY: Zeros are valid for all members of the structure: integers, addresses made of integers, and a
+    // raw pointer, which may be null.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Returns whether a file is the end of an interface that is there.
+fn is_attached(file: &File) -> bool {
+    let mut request = request();
+    // SAFETY: The request is a whole `ifreq`, which TUNGETIFF writes.
+    unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF, &raw mut request) == 0 }
+}
+
+/// Makes a file that [`open`] has opened the end of the tap of this name, with these flags besides those that every tap has here (`IFF_…`).
+fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<(), Error> {
+    let mut request = request();
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | flags;
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/net/tun")?;
     // SAFETY: The request is a whole `ifreq`, which TUNSETIFF reads and writes.
     let status = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     if status < 0 {
         return Err(Error::last_os_error());
     }
-    Ok(file)
+    Ok(())
 }
 
 /// Chooses the header in front of frames: without what later versions have added, and little-endian. A

@@ -18,6 +18,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::net::{netdevice, socket_with, sockopt, AddressFamily, SocketFlags, SocketType};
@@ -38,6 +39,9 @@ const MR_UNICAST: u16 = 3;
 const VLAN_VALID: u32 = 1 << 4;
 const VLAN_TPID_VALID: u32 = 1 << 6;
 
+/// The index of no interface.
+const NONE: i32 = -1;
+
 /// The type of the tag of a VLAN, if the kernel does not say (IEEE 802.1Q).
 const VLAN_TPID: u16 = 0x8100;
 /// The bytes of such a tag, and of the addresses in front of it.
@@ -53,8 +57,10 @@ const CONTROL: usize = CONTROL_HEADER + 24;
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: File,
-    /// The index of the interface.
-    interface: i32,
+    /// The name of the interface.
+    name: String,
+    /// Its index, as long as it is there.
+    interface: AtomicI32,
     /// Which addresses the interface takes frames to.
     members: Mutex<BTreeSet<Member>>,
 }
@@ -76,18 +82,48 @@ impl PacketSocket {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         // Without a protocol it gets nothing until it is bound.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-        let interface = netdevice::name_to_index(&socket, name)?;
-        let interface = i32::try_from(interface).map_err(|_| ErrorKind::InvalidInput)?;
-        let this = Self { socket: File::from(socket), interface, members: Mutex::default() };
+        let this = Self {
+            socket: File::from(socket),
+            name: name.to_owned(),
+            interface: NONE.into(),
+            members: Mutex::default(),
+        };
         for option in [PACKET_VNET_HDR, PACKET_AUXDATA, PACKET_IGNORE_OUTGOING] {
             this.set(option, &1_i32.to_ne_bytes())?;
         }
         // It gets nothing yet that is for others.
         attach(&this.socket, &filter::program(Some(&[])))?;
         this.enlarge_buffers();
-        this.bind()?;
+        this.follow()?;
         this.set_stations(stations)?;
         Ok(this)
+    }
+
+    /// Binds the socket to the interface of its name, if that is another one than before: it was removed and made again.
+    /// Returns whether that was so. This needs no capability. Any thread may call it at any time.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` while there is no such interface, and those of [`Self::open`]. A later call tries it once more.
+    pub fn follow(&self) -> Result<bool, Error> {
+        let index = netdevice::name_to_index(&self.socket, &self.name)?;
+        let index = i32::try_from(index).map_err(|_| ErrorKind::InvalidInput)?;
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.interface.load(Ordering::Relaxed);
+        if index == before {
+            return Ok(false);
+        }
+        self.interface.store(NONE, Ordering::Relaxed);
+        for member in &*members {
+            // One that is gone has no members.
+            let _ = self.change(PACKET_DROP_MEMBERSHIP, before, *member);
+        }
+        // The error that tells of the end of the one before would be that of a frame.
+        let _ = sockopt::socket_error(&self.socket);
+        self.bind(index)?;
+        members.iter().try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, index, *member))?;
+        self.interface.store(index, Ordering::Relaxed);
+        Ok(true)
     }
 
     /// Replaces the stations, as [`Self::open`] has them. Frames to stations that stay go on to come. This needs no
@@ -99,15 +135,17 @@ impl PacketSocket {
     /// `net.core.optmem_max` allows. The stations are those from before then.
     pub fn set_stations(&self, stations: Option<&[[u8; 6]]>) -> Result<(), Error> {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = members_for(stations);
+        let (wanted, interface) = (members_for(stations), self.interface.load(Ordering::Relaxed));
         let new: Vec<_> = wanted.difference(&members).copied().collect();
-        let joined = new.iter().try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, *member));
+        let joined = new
+            .iter()
+            .try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, interface, *member));
         let changed = joined.and_then(|()| attach(&self.socket, &filter::program(stations)));
         let gone =
             if changed.is_ok() { members.difference(&wanted).copied().collect() } else { new };
         for member in gone {
             // What was not joined cannot be left.
-            let _ = self.change(PACKET_DROP_MEMBERSHIP, member);
+            let _ = self.change(PACKET_DROP_MEMBERSHIP, interface, member);
         }
         changed.map(|()| *members = wanted)
     }
@@ -205,8 +243,8 @@ impl PacketSocket {
         let _ = sockopt::set_socket_send_buffer_size(&self.socket, BUFFER);
     }
 
-    /// Begins to receive from the interface.
-    fn bind(&self) -> Result<(), Error> {
+    /// Begins to receive from the interface of this index.
+    fn bind(&self, interface: i32) -> Result<(), Error> {
         // SAFETY: Zeros are valid for all members of the structure, which are integers.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
@@ -214,7 +252,7 @@ impl PacketSocket {
         // All protocols: those that are asked for one by one come behind a macvtap or a bridge of the
         // interface, which take all.
         address.sll_protocol = u16::try_from(libc::ETH_P_ALL).unwrap_or(0).to_be();
-        address.sll_ifindex = self.interface;
+        address.sll_ifindex = interface;
         let socket = self.socket.as_raw_fd();
         // SAFETY: The address is a whole `sockaddr_ll` of `len` bytes, which the kernel reads.
         succeeded(unsafe { libc::bind(socket, (&raw const address).cast(), len) })?;
@@ -226,11 +264,16 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Has the interface take frames to more addresses, or to fewer.
-    fn change(&self, option: libc::c_int, (kind, mac): Member) -> Result<(), Error> {
+    /// Has the interface of this index take frames to more addresses, or to fewer.
+    fn change(
+        &self,
+        option: libc::c_int,
+        interface: i32,
+        (kind, mac): Member,
+    ) -> Result<(), Error> {
         // `struct packet_mreq`.
         let mut request = [0; 16];
-        request[..4].copy_from_slice(&self.interface.to_ne_bytes());
+        request[..4].copy_from_slice(&interface.to_ne_bytes());
         request[4..6].copy_from_slice(&kind.to_ne_bytes());
         request[6..8].copy_from_slice(&6_u16.to_ne_bytes());
         request[8..14].copy_from_slice(&mac);

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Error, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::{attach, set_offload};
+use crate::{attach, open, set_offload};
 
 /// A tap whose frames are single packets. The kernel takes trains apart and completes checksums before
 /// it sends frames over the interface.
@@ -22,7 +22,8 @@ impl PacketTap {
     ///
     /// Those of [`Tap::open`](crate::Tap::open).
     pub fn open(name: &str) -> Result<Self, Error> {
-        let file = attach(name, 0)?;
+        let file = open(name)?;
+        attach(&file, name, 0)?;
         // A tap keeps what another process has set.
         set_offload(&file, 0)?;
         Ok(Self { file })

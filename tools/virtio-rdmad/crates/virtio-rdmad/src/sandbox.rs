@@ -5,7 +5,8 @@
 //! ([`crate::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
 //! that of the control socket accept connections as well; those of switches do
-//! that too, and make an epoll instance. No thread can open a file, make a socket,
+//! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more.
+//! No thread can open a file, make a socket,
 //! start a program or make memory executable. A system call that is not allowed fails with EPERM and
 //! does not end the process, because the devices of all guests would end with it.
 
@@ -106,8 +107,18 @@ const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_soc
 /// System calls of the threads of workers, which leave images of devices to another process.
 const WORK: &[i64] = &[libc::SYS_memfd_create];
 
-/// System calls of the threads of switches, with those of threads that accept connections.
-const SWITCH: &[i64] = &[libc::SYS_epoll_create1];
+/// System calls of the threads of switches, with those of threads that accept connections. They go on with an
+/// interface that was made again, which takes these requests of ioctl, too.
+const SWITCH: &[i64] =
+    &[libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_getsockname];
+const SWITCH_REQUESTS: &[u64] = &[
+    libc::SIOCGIFINDEX,
+    libc::TUNGETIFF,
+    libc::TUNSETIFF,
+    libc::TUNSETOFFLOAD,
+    libc::TUNSETVNETHDRSZ,
+    libc::TUNSETVNETLE,
+];
 
 /// System calls of the process that removes the sockets.
 const REMOVE: &[i64] = &[
@@ -118,6 +129,8 @@ const REMOVE: &[i64] = &[
 
 /// Index of the protection among the arguments of mmap and mprotect.
 const PROTECTION: u8 = 2;
+/// Index of the request among the arguments of ioctl.
+const REQUEST: u8 = 1;
 
 /// The filters of the threads.
 #[derive(Clone, Debug)]
@@ -132,10 +145,10 @@ impl Filters {
     /// Compiles the filters for this machine.
     pub fn new() -> Result<Self, SandboxError> {
         Ok(Self {
-            worker: compile(&[COMMON, WORK])?,
-            other: compile(&[COMMON, ACCEPT, ADD])?,
-            switch: compile(&[COMMON, ACCEPT, SWITCH])?,
-            remover: compile(&[COMMON, REMOVE])?,
+            worker: compile(&[COMMON, WORK], &[])?,
+            other: compile(&[COMMON, ACCEPT, ADD], &[])?,
+            switch: compile(&[COMMON, ACCEPT, SWITCH], SWITCH_REQUESTS)?,
+            remover: compile(&[COMMON, REMOVE], &[])?,
         })
     }
 
@@ -160,7 +173,8 @@ impl Filters {
     }
 }
 
-fn compile(lists: &[&[i64]]) -> Result<BpfProgram, SandboxError> {
+/// Returns a filter that allows these system calls, and these requests of ioctl.
+fn compile(lists: &[&[i64]], requests: &[u64]) -> Result<BpfProgram, SandboxError> {
     let calls = lists.iter().copied().flatten();
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         calls.map(|call| (*call, Vec::new())).collect();
@@ -173,6 +187,17 @@ fn compile(lists: &[&[i64]]) -> Result<BpfProgram, SandboxError> {
             0,
         )?;
         rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
+    }
+    let mut of_ioctl = Vec::new();
+    for request in requests {
+        // The kernel looks at 32 bits of it.
+        let (len, equal) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
+        let condition = SeccompCondition::new(REQUEST, len, equal, *request)?;
+        of_ioctl.push(SeccompRule::new(vec![condition])?);
+    }
+    if !of_ioctl.is_empty() {
+        // Without a rule, all requests would be allowed.
+        rules.insert(libc::SYS_ioctl, of_ioctl);
     }
     let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::Fabric;
 use roce::{Segments, Split};
@@ -28,6 +28,9 @@ use crate::nic::{self, Allowance, Ended, Event, Incoming, Nic};
 use crate::uplink::counters::Event as UplinkEvent;
 use crate::uplink::Uplink;
 use crate::waker::Waker;
+
+/// How often the thread looks after the uplink.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Frames that a source may bring in a turn.
 const BURST: usize = 64;
@@ -292,6 +295,8 @@ struct Turns<'a> {
     sessions: Vec<Option<Session>>,
     /// Whether something may have come over the uplink that was not taken.
     is_uplink_ready: bool,
+    /// When it looks after the uplink.
+    look_at: Instant,
 }
 
 impl<'a> Turns<'a> {
@@ -309,7 +314,9 @@ impl<'a> Turns<'a> {
         }
         epoll::add(&epoll, switch.changes.as_fd(), data(Source::Changes), edge)?;
         let (watches, sessions, is_uplink_ready) = Default::default();
-        let mut this = Self { switch, fabric, intake, watches, epoll, sessions, is_uplink_ready };
+        let look_at = Instant::now() + LOOK;
+        let mut this =
+            Self { switch, fabric, intake, watches, epoll, sessions, is_uplink_ready, look_at };
         this.follow_changes()?;
         Ok(this)
     }
@@ -346,7 +353,24 @@ impl<'a> Turns<'a> {
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);
             }
+            self.look_after_uplink();
         }
+    }
+
+    /// Looks after the uplink, if it is time for that.
+    fn look_after_uplink(&mut self) {
+        let Some(uplink) = &self.switch.uplink else { return };
+        let now = Instant::now();
+        if self.look_at <= now {
+            uplink.look_after();
+            self.look_at = now + LOOK;
+        }
+    }
+
+    /// Returns how long the thread may sleep; `None`: for ever.
+    fn rest(&self) -> Option<Timespec> {
+        self.switch.uplink.as_ref()?;
+        Timespec::try_from(self.look_at.saturating_duration_since(Instant::now())).ok()
     }
 
     /// Begins to wait for what comes over the uplink if the intake is this thread's again, or ends that.
@@ -373,10 +397,10 @@ impl<'a> Turns<'a> {
         let may_sleep = !is_busy
             && self.switch.changes.may_sleep()
             && self.intake.is_none_or(|intake| intake.waker.may_sleep());
-        let at_once = (!may_sleep).then(Timespec::default);
+        let rest = if may_sleep { self.rest() } else { Some(Timespec::default()) };
         let none = epoll::Event { flags: epoll::EventFlags::empty(), data: data(Source::End) };
         let mut events = [none; BURST];
-        let count = match epoll::wait(&self.epoll, &mut events, at_once.as_ref()) {
+        let count = match epoll::wait(&self.epoll, &mut events, rest.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(errno.into()),

@@ -2,12 +2,15 @@
 //! The uplink of a network: what carries the packets of its guests to and from other hosts.
 
 pub mod counters;
+#[cfg(test)]
+mod namespace;
 mod port;
 mod tunnel;
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use forwarding::Mac;
@@ -32,6 +35,8 @@ pub struct Uplink {
     pub takes_nics: bool,
     /// What it counts.
     pub counters: Counters,
+    /// Whether what carries the packets is gone.
+    is_gone: AtomicBool,
 }
 
 /// What carries the packets.
@@ -65,7 +70,8 @@ impl Uplink {
         };
         let (network, name) = (spec.network.clone(), spec.way.to_string());
         let counters = Counters::new(&name);
-        Ok(Arc::new(Self { way, network, name, takes_nics, counters }))
+        let is_gone = false.into();
+        Ok(Arc::new(Self { way, network, name, takes_nics, counters, is_gone }))
     }
 
     /// Has the uplink carry packets to these guests, which are all of the network. Any thread may call this.
@@ -117,6 +123,25 @@ impl Uplink {
                 1
             }
             Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
+        }
+    }
+
+    /// Looks after what carries the packets: goes on with an interface that was removed and made again. One thread calls
+    /// this now and then.
+    pub fn look_after(&self) {
+        let Way::Port(port) = &self.way else { return };
+        let (network, uplink) = (&self.network, &self.name);
+        match port.follow() {
+            Ok(is_new) => {
+                if self.is_gone.swap(false, Ordering::Relaxed) || is_new {
+                    tracing::info!(network, uplink, "the interface of the uplink is there again");
+                }
+            }
+            Err(error) => {
+                if !self.is_gone.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(network, uplink, %error, "the interface of the uplink is gone");
+                }
+            }
         }
     }
 

@@ -106,6 +106,24 @@ impl Port {
         }
     }
 
+    /// Goes on with the interface of the same name, if that is another one than before. Returns whether it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tap::follow`] and [`PacketSocket::follow`].
+    pub fn follow(&self) -> Result<bool, Error> {
+        match &self.interface {
+            Interface::Tap(tap) => {
+                let is_new = tap.follow()?;
+                if is_new {
+                    self.takes_trains.store(tap.takes_trains(), Ordering::Relaxed);
+                }
+                Ok(is_new)
+            }
+            Interface::Socket(socket) => socket.follow(),
+        }
+    }
+
     fn give(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
         match &self.interface {
             Interface::Tap(tap) => tap.send(frame, train),

@@ -1,42 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Packet sockets at both ends of a pair of veth. Each test runs once more, in a process that has a
-//! network namespace of its own.
-
-use std::process::Command;
+//! Packet sockets at both ends of a pair of veth, and taps.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::*;
+use crate::sandbox::Filters;
+use crate::uplink::namespace::{self, run};
 
-/// A variable that only the processes in their own namespaces have.
-const INSIDE: &str = "RDMAD_TEST_HAS_A_NAMESPACE";
 const NEAR: Mac = [0x52, 0x54, 0, 0, 0, 1];
 const FAR: Mac = [0x52, 0x54, 0, 0, 0, 2];
 
-/// Runs a program of the system.
-fn run(words: &str) {
-    let mut words = words.split(' ');
-    assert!(Command::new(words.next().unwrap()).args(words).status().unwrap().success());
-}
-
-/// Has the test of this name run `inside` a namespace. Does not run it if this process may make none.
+/// Has the test of this name run `inside` a namespace with the pair.
 fn in_namespace(test: &str, inside: impl FnOnce()) {
-    if std::env::var_os(INSIDE).is_some() {
+    namespace::in_namespace(&format!("uplink::port::tests::{test}"), || {
         run("ip link add near type veth peer name far");
         // The one that comes up last can send at once.
         run("ip link set far up");
         run("ip link set near up");
-        return inside();
-    }
-    if !Command::new("unshare").args(["--net", "true"]).status().is_ok_and(|done| done.success()) {
-        return eprintln!("skipped: this process may not make a network namespace");
-    }
-    let mut again = Command::new("unshare");
-    again.arg("--net").arg(std::env::current_exe().unwrap()).env(INSIDE, "1");
-    let test = format!("uplink::port::tests::{test}");
-    let output = again.args([&test, "--exact", "--nocapture"]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+        inside();
+    });
 }
 
 /// An end of the pair.
@@ -100,6 +82,75 @@ fn trains_go_as_they_are_until_the_kernel_refuses_one() {
             assert_eq!(came, [(HEADERS + 1000, 0), (HEADERS + 1000, 0), (HEADERS + 500, 0)]);
         }
         assert_eq!((near.count("tx_frames"), near.count("tx_lost")), (7, 0));
+    });
+}
+
+/// Has a port follow its interface, in a thread that may do what that of a switch may.
+fn follow(port: &Port) -> Result<bool, ErrorKind> {
+    let followed = || {
+        Filters::new().unwrap().confine_switch().unwrap();
+        port.follow().map_err(|error| error.kind())
+    };
+    std::thread::scope(|scope| scope.spawn(followed).join().unwrap())
+}
+
+/// An interface that is removed, as for a new version of its driver, and made again is the uplink once more.
+#[test]
+fn an_interface_that_is_made_again_is_followed() {
+    in_namespace("an_interface_that_is_made_again_is_followed", || {
+        let near = End::open("near", NEAR);
+        assert_eq!(follow(&near.port), Ok(false));
+        run("ip link del near");
+        near.send(1000, 0, 0);
+        assert_eq!(near.count("tx_lost"), 1);
+        assert!(follow(&near.port).is_err());
+        assert_eq!(follow(&near.port), follow(&near.port), "it is tried again");
+        run("ip link add near type veth peer name far");
+        run("ip link set far up");
+        run("ip link set near up");
+        near.send(1000, 0, 0);
+        assert_eq!(near.count("tx_lost"), 2);
+        assert_eq!((follow(&near.port), follow(&near.port)), (Ok(true), Ok(false)));
+        let far = End::open("far", FAR);
+        near.send(1000, 0, 0);
+        assert_eq!(far.wait(), (HEADERS + 1000, 0));
+        let mut back = packet(500);
+        back[..12].copy_from_slice(&[NEAR, FAR].concat());
+        far.port.send(Segments { frame: &mut back, segment: 0, udp: 0 }, &far.counters);
+        assert_eq!(near.wait(), (HEADERS + 500, 0));
+    });
+}
+
+#[test]
+fn a_tap_that_is_made_again_is_followed() {
+    in_namespace("a_tap_that_is_made_again_is_followed", || {
+        let make = || run("ip tuntap add name tap0 mode tap");
+        make();
+        let port = match Port::tap("tap0", true) {
+            Ok(port) => port,
+            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
+        };
+        let counters = Counters::new("tap0");
+        let send = || {
+            let mut frame = packet(100);
+            port.send(Segments { frame: &mut frame, segment: 0, udp: 0 }, &counters);
+            counters.read()["tx_frames"]
+        };
+        run("ip link set tap0 up");
+        assert_eq!((send(), follow(&port)), (1, Ok(false)));
+        run("ip link del tap0");
+        assert_eq!(send(), 1, "it is lost");
+        make();
+        assert_eq!((follow(&port), follow(&port)), (Ok(true), Ok(false)));
+        run("ip link set tap0 up");
+        assert_eq!(send(), 2);
+        // What the kernel sends by itself over a new interface comes to the process.
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(&port, PollFlags::IN)], Some(&limit)).unwrap();
+        assert_eq!(ready, 1, "no frame comes");
+        let mut came = 0;
+        port.receive(&mut Port::room(), &counters, |frame, _| came = frame.len()).unwrap();
+        assert!(came > 14, "{came} bytes");
     });
 }
 
