@@ -205,7 +205,11 @@ impl World {
         let kinds = [VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QPT_UD];
         let (kind, rings) = (kinds[usize::from(first % 3)], first & 0x80 != 0);
         let clock = Arc::new(Clock::default());
-        let config = FabricConfig { clock: Arc::clone(&clock) as _, random: || 0, ..FabricConfig::default() };
+        let config = FabricConfig {
+            clock: Arc::clone(&clock) as _,
+            random: || 0,
+            ..FabricConfig::default()
+        };
         let fabric = Fabric::new(config);
         let (mut a, mut b) = (Guest::new(&fabric, 1, rings), Guest::new(&fabric, 2, rings));
         let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x800);

@@ -59,8 +59,8 @@ impl Tap {
         Ok(())
     }
 
-    /// Becomes the end of the interface once more, if the administrator has removed it and made it again. Returns whether
-    /// that was so. Any thread may call this at any time.
+    /// Becomes the end of the interface once more, if the administrator has removed it and made it again. Returns
+    /// whether that was so. Any thread may call this at any time.
     ///
     /// # Errors
     ///
@@ -129,7 +129,8 @@ fn is_attached(file: &File) -> bool {
     unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF, &raw mut request) == 0 }
 }
 
-/// Makes a file that [`open`] has opened the end of the tap of this name, with these flags besides those that every tap has here (`IFF_…`).
+/// Makes a file that [`open`] has opened the end of the tap of this name, with these flags besides those that every tap
+/// has here (`IFF_…`).
 fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<(), Error> {
     let mut request = request();
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {

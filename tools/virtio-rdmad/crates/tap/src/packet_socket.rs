@@ -99,8 +99,8 @@ impl PacketSocket {
         Ok(this)
     }
 
-    /// Binds the socket to the interface of its name, if that is another one than before: it was removed and made again.
-    /// Returns whether that was so. This needs no capability. Any thread may call it at any time.
+    /// Binds the socket to the interface of its name, if that is another one than before: it was removed and made
+    /// again. Returns whether that was so. This needs no capability. Any thread may call it at any time.
     ///
     /// # Errors
     ///

@@ -208,8 +208,8 @@ fn gid_prefix(text: &str) -> Result<GidPrefix, ListError> {
     GidPrefix::new(gid.octets(), mapped + length).ok_or_else(error)
 }
 
-/// Reads the numbers and ranges of a key, each of at most `most`, with `+` between them. All values are allowed if the key
-/// is not there.
+/// Reads the numbers and ranges of a key, each of at most `most`, with `+` between them. All values are allowed if the
+/// key is not there.
 fn values(
     list: &KeyValues<'_>,
     key: &'static str,

@@ -107,8 +107,8 @@ const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_soc
 /// System calls of the threads of workers, which leave images of devices to another process.
 const WORK: &[i64] = &[libc::SYS_memfd_create];
 
-/// System calls of the threads of switches, with those of threads that accept connections. They ask for routes, and go on
-/// with an interface that was made again, which takes these requests of ioctl, too.
+/// System calls of the threads of switches, with those of threads that accept connections. They ask for routes, and go
+/// on with an interface that was made again, which takes these requests of ioctl, too.
 const SWITCH: &[i64] =
     &[libc::SYS_bind, libc::SYS_connect, libc::SYS_epoll_create1, libc::SYS_getsockname];
 const SWITCH_REQUESTS: &[u64] = &[

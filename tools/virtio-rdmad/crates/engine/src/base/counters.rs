@@ -141,8 +141,8 @@ counted! {
         Held = "held_out_of_order",
         /// Requests dropped that came over the wire too early, as there is no room to hold them.
         DropHoldFull = "drop_hold_full",
-        /// Requests dropped that came over the wire and were held for a second, in which the one that is expected has not
-        /// come.
+        /// Requests dropped that came over the wire and were held for a second, in which the one that is expected has
+        /// not come.
         DropHoldLate = "drop_hold_late",
         /// Selective acknowledgements sent over the wire.
         SelectiveAcksSent = "selective_acks_sent",

@@ -29,7 +29,8 @@ impl Default for AllowedValues {
 }
 
 impl AllowedValues {
-    /// Returns these values, of which the first one stands for all others; `None` if there is none, or one is more than 63.
+    /// Returns these values, of which the first one stands for all others; `None` if there is none, or one is more than
+    /// 63.
     pub fn new(values: &[u8]) -> Option<Self> {
         let is_in_range = |value: &u8| *value >> BITS == 0;
         let first = *values.first().filter(|_| values.iter().all(is_in_range))?;

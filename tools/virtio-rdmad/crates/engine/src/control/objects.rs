@@ -331,8 +331,9 @@ impl Objects {
         Ok(())
     }
 
-    /// Returns what a guest has that made no object. The random number says where QPNs begin: a peer that has not noticed
-    /// that the guest is another one since then takes a QPN that it knows for a connection that it has (IBA 12.4.1).
+    /// Returns what a guest has that made no object. The random number says where QPNs begin: a peer that has not
+    /// noticed that the guest is another one since then takes a QPN that it knows for a connection that it has (IBA
+    /// 12.4.1).
     pub fn new(limits: &Limits, random: u64) -> Self {
         // Place 0 is the GSI's.
         let begin = |end: u16| 1 + (random % u64::from(end.max(2) - 1)) as u16;

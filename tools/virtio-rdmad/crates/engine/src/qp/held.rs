@@ -21,8 +21,8 @@ use crate::base::image::Wrong;
 /// Bytes that all connections of a guest hold.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// How long packets are held while the same packet is missing. A peer sends it again after a few round trips, or after a
-/// time-out of mostly less than that.
+/// How long packets are held while the same packet is missing. A peer sends it again after a few round trips, or after
+/// a time-out of mostly less than that.
 const MOST_TIME: Duration = Duration::from_secs(1);
 
 /// Bytes that a packet takes besides its payload, about.
@@ -36,7 +36,8 @@ const MOST_HEADERS: usize = 256;
 pub(crate) struct HoldQuota(Arc<AtomicU64>);
 
 impl HoldQuota {
-    /// Takes so many bytes, which are free again when the share is dropped; `None` if not so many would be left after that.
+    /// Takes so many bytes, which are free again when the share is dropped; `None` if not so many would be left after
+    /// that.
     fn take(&self, bytes: u64, left: u64) -> Option<Share> {
         let most = MOST_BYTES.saturating_sub(left);
         let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
@@ -140,7 +141,8 @@ impl Held {
         self.packets.insert(headers.bth.psn.get(), packet);
     }
 
-    /// Returns until when packets are held unless the one of the PSN `expected` comes, which is missing; `None` if none is.
+    /// Returns until when packets are held unless the one of the PSN `expected` comes, which is missing; `None` if none
+    /// is.
     pub fn until(&mut self, expected: Psn, now: Instant) -> Option<Instant> {
         let missing = self.missing.filter(|(psn, _)| *psn == expected).unwrap_or((expected, now));
         self.missing = (!self.is_empty()).then_some(missing);
@@ -197,8 +199,8 @@ impl Held {
     }
 }
 
-/// Returns whether a packet of a PSN is held while that of the PSN `expected` is missing: a selective acknowledgement can
-/// tell of it.
+/// Returns whether a packet of a PSN is held while that of the PSN `expected` is missing: a selective acknowledgement
+/// can tell of it.
 fn is_near(expected: Psn, psn: Psn) -> bool {
     let ahead = psn.distance_from(expected);
     ahead > 0 && ahead.unsigned_abs() < SackEth::PACKETS

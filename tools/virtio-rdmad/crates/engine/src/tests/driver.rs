@@ -1420,7 +1420,7 @@ impl Send {
     }
 
     /// Sends the datagram to this MAC address.
-    pub fn to_mac(mut self, dmac: [u8; 6]) -> Self {
+    pub fn at_mac(mut self, dmac: [u8; 6]) -> Self {
         let mut ud = WrUd::read_from_bytes(&self.wr).unwrap();
         ud.av.dmac = dmac;
         self.wr = ud.as_bytes().to_vec();

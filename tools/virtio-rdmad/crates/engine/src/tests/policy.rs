@@ -224,8 +224,8 @@ fn classes_on_the_wire() -> Vec<(Gid, u8, u8)> {
     sent.iter().map(class).collect()
 }
 
-/// What a guest asks for and may not have leaves in the first class that it may have: requests, answers and datagrams. A
-/// change counts for connections that are there, and what another guest may do does not.
+/// What a guest asks for and may not have leaves in the first class that it may have: requests, answers and datagrams.
+/// A change counts for connections that are there, and what another guest may do does not.
 #[test]
 fn packets_leave_in_the_classes_that_are_allowed() {
     let allowed = |dscp: &[u8], pcp: &[u8]| {
@@ -298,7 +298,7 @@ fn what_is_for_one_peer_is_sent_to_one_station() {
             let datagrams = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_UD);
             datagram::to_rts(&mut pair.a, datagrams, datagram::QKEY, false);
             let send = Send::new(2, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 64, a.key)]);
-            let send = send.ud(gid(2), b.qpn, datagram::QKEY, a.pdn).to_mac(dmac);
+            let send = send.ud(gid(2), b.qpn, datagram::QKEY, a.pdn).at_mac(dmac);
             pair.a.post_send(datagrams, &send);
             pair.settle();
             assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_SEND)));

@@ -111,8 +111,8 @@ fn no_packet_has_a_reserved_bit() {
     }
 }
 
-/// A connection whose peer never sends what is missing holds packets for a while, and then nobody's room is taken. A peer
-/// that comes back later sends all of them again.
+/// A connection whose peer never sends what is missing holds packets for a while, and then nobody's room is taken. A
+/// peer that comes back later sends all of them again.
 #[test]
 fn what_is_never_completed_is_dropped() {
     over_a_cable(1, Faults::default(), || {

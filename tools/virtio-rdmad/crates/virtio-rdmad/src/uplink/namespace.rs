@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests that change interfaces of the kernel. Each runs once more, in a process that has a network namespace of its own.
+//! Tests that change interfaces of the kernel. Each runs once more, in a process that has a network namespace of its
+//! own.
 
 use std::process::Command;
 

@@ -80,8 +80,8 @@ impl Tunnel {
         Ok(Self { socket, state, vni: spec.vni, remotes, probe, stations })
     }
 
-    /// Learns anew how long the datagrams are that the routes to the other ends carry. One thread calls this. A route that
-    /// is not there now carries what it has carried, for the time when it is there again.
+    /// Learns anew how long the datagrams are that the routes to the other ends carry. One thread calls this. A route
+    /// that is not there now carries what it has carried, for the time when it is there again.
     pub fn follow_routes(&self) {
         for Remote { address, most } in &self.remotes {
             let Ok(now) = longest_datagram(&self.probe, *address) else { continue };

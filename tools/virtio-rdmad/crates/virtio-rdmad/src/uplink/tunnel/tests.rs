@@ -170,8 +170,8 @@ fn what_is_too_long_is_dropped_and_counted() {
     assert_eq!(b.wait()[0].len(), 1442);
 }
 
-/// An interface that carries longer packets from now on, or shorter ones, is noticed by a thread that may do what that of a
-/// switch may.
+/// An interface that carries longer packets from now on, or shorter ones, is noticed by a thread that may do what that
+/// of a switch may.
 #[test]
 fn the_mtu_of_a_route_is_followed() {
     let test = "uplink::tunnel::tests::the_mtu_of_a_route_is_followed";
