@@ -23,7 +23,7 @@ fn summary(guest: &Guest) -> DeviceStatus {
     let cqs: Vec<_> = hca.cqs.iter().map(|(_, cq)| lock(cq)).collect();
     let (done, is_done) = channel();
     let summary = std::thread::scope(|scope| {
-        scope.spawn(move || done.send(guest.device.summary()));
+        scope.spawn(move || drop(done.send(guest.device.summary())));
         let summary = is_done.recv_timeout(AT_ONCE);
         drop((requesters, responders, srqs, cqs));
         summary
