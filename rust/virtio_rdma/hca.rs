@@ -541,6 +541,12 @@ impl Hca {
         self.stopped.is_complete()
     }
 
+    /// Notes that the device was reset, or is given up, and has work requests flushed soon. Any context.
+    pub(crate) fn stopped(self: &Arc<Self>) {
+        self.stopped.complete_all();
+        self.attend();
+    }
+
     /// Waits until a device that has failed has been reset: what an object lent to it is its owner's again. Returns at
     /// once if the device works. Sleeps, uninterruptibly.
     pub(crate) fn wait_if_broken(&self) {

@@ -339,6 +339,18 @@ impl Service {
         let _ = workqueue::system_freezable().enqueue::<_, REGISTER>(self.clone());
     }
 
+    /// Stops the device because the machine halts or restarts. Whoever still uses it finds that it has failed, of which
+    /// the log need not tell, and waits for nothing. May sleep.
+    pub(crate) fn shut_down(&self, dev: &Core<'_>) {
+        self.recovery.lock().ended = true;
+        let hca = self.hca.lock().clone();
+        // Nobody has to be told of this failure.
+        drop(hca.take_recovery());
+        hca.retire();
+        dev.shut_down();
+        hca.stopped();
+    }
+
     /// Takes the device out of service because its function is about to be reset; [`Service::resume`] follows. Sleeps.
     pub(crate) fn pause(&self, dev: &Core<'_>) {
         self.recovery.lock().paused = true;

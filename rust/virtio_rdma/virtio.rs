@@ -164,10 +164,14 @@ impl<T: Driver> Adapter<T> {
     }
 
     extern "C" fn shutdown_callback(vdev: *mut bindings::virtio_device) {
-        // SAFETY: The virtio core calls with a valid device, and has its lock.
-        let dev = unsafe { &*vdev.cast::<Device<device::CoreInternal<'_>>>() };
+        // SAFETY: The virtio core calls with a valid device that is bound, and has its lock: `probe_callback` stored the
+        // data.
+        let (dev, data) = unsafe {
+            let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
+            (dev, dev.as_ref().drvdata_borrow::<T::Data>())
+        };
 
-        dev.shut_down();
+        T::shutdown(dev, data);
     }
 }
 
@@ -282,6 +286,10 @@ pub(crate) trait Driver {
     ///
     /// Any; the device then stays out of service.
     fn restore(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>) -> Result;
+
+    /// Stops the device because the machine halts, restarts or starts another kernel: [`Device::shut_down`]. Has the lock
+    /// of the device. Nothing follows.
+    fn shutdown(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>);
 
     /// Gives the device up before its function is reset, as an administrator asks for or after an error of the bus: it
     /// must have been reset, and have no queues, when this returns. [`Driver::reset_done`] or [`Driver::unbind`]
@@ -587,7 +595,7 @@ impl Device<device::Core<'_>> {
 
     /// Stops a device because the machine halts or restarts, as the virtio core does for drivers that do not stop it
     /// themselves, unless it is not there. May sleep.
-    fn shut_down(&self) {
+    pub(crate) fn shut_down(&self) {
         if self.is_present() {
             // SAFETY: By the type invariant the device is valid.
             unsafe { bindings::virtio_device_shutdown(self.as_raw()) };

@@ -187,6 +187,10 @@ impl virtio::Driver for VirtioRdma {
         Ok(())
     }
 
+    fn shutdown(dev: &Core<'_>, data: Pin<&Data>) {
+        data.service.shut_down(dev);
+    }
+
     fn reset_prepare(dev: &Core<'_>, data: Pin<&Data>) -> Result {
         // The virtio core would wait for the reset of a device that is not there for ever.
         if !dev.is_present() {

@@ -23,11 +23,7 @@ FAILURES = "failures of the device"
 # What a class of tests may break, by the words of its marker.
 KINDS = {"guest": frozenset(OF_GUEST), "packets": frozenset(OF_PACKETS), "device": frozenset({FAILURES})}
 # What the driver says of a device that it takes out of service.
-FAILED = re.compile(r"\[ *(\d+\.\d+)\] virtio_rdma .*: the device has failed")
-# What the kernel says when the machine goes down. A moment before or after that, the virtio core resets the device
-# beneath its driver (virtio_device_shutdown()), which says that the device has failed if somebody still uses it.
-DOWN = re.compile(r"\[ *(\d+\.\d+)\] reboot: (Restarting system|Power down)")
-DOWN_SECONDS, DOWN_LINES = 5, 20
+FAILED = re.compile(r"virtio_rdma .*: the device has failed")
 # What the device's process says when it counts something for the first time.
 COUNTED = re.compile(r'WARN .* guest="(\w+)" kind="(\w+)"')
 # Programs that break rules or have the device fail, and why.
@@ -50,19 +46,9 @@ def broken(guest):
     for match in map(COUNTED.search, lines(os.path.join(guest.network.dir, "virtio-rdmad.log"))):
         if match and match[1] == guest.name:
             found[f"{match[2]} in the log"] += 1
-    found[FAILURES] = failures(lines(guest.log))
+    found[FAILURES] = sum(1 for line in lines(guest.log) if FAILED.search(line))
     rules = frozenset.union(*KINDS.values())
     return collections.Counter({name: count for name, count in found.items() if rule_of(name) in rules})
-
-
-def failures(text):
-    """Returns how often a kernel log tells that the device has failed, while the machine does not go down."""
-    count = 0
-    for number, line in enumerate(text):
-        if failed := FAILED.search(line):
-            around = filter(None, map(DOWN.search, text[max(0, number - DOWN_LINES):number + DOWN_LINES]))
-            count += all(abs(float(down[1]) - float(failed[1])) >= DOWN_SECONDS for down in around)
-    return count
 
 
 def rule_of(name):
