@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Reads the KTAP that a program in a guest printed, by the parser of the kernel's KUnit tools."""
 
+import fnmatch
 import re
 
 import kunit_parser
@@ -19,8 +20,8 @@ KSFT_PASS, KSFT_SKIP = 0, 4
 def report(results, label, text, status, known=None):
     """Reports each result in the output of a program, and makes up for results that were announced and did not come.
 
-    label: stands in front of the results' names. status: the program's exit status, or "hangs". known: the names of the
-    results that may be skipped, or say that there is no such feature; None for any.
+    label: stands in front of the results' names. status: the program's exit status, or "hangs". known: patterns of the
+    names of results that may be skipped, or say that there is no such feature; None for any.
     """
     results = results if known is None else Known(results, known)
     lines = [line.rstrip("\r") for line in text.split("\n")]
@@ -59,7 +60,7 @@ def report(results, label, text, status, known=None):
 
 
 class Known:
-    """Takes results, and fails those that are left out without being known for that."""
+    """Takes results, and fails those that are left out and match no pattern of known ones."""
 
     def __init__(self, results, known):
         self.results = results
@@ -68,7 +69,7 @@ class Known:
     def result(self, name, passed=True, skip=None):
         """Reports one result."""
         left_out = skip is not None or name.rpartition(": ")[2] == WITHOUT
-        if left_out and name not in self.known:
+        if left_out and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.known):
             self.results.note(f"left out: {skip or 'a feature is not there'}; tools/test/skips does not have it")
             passed, skip = False, None
         return self.results.result(name, passed, skip)
