@@ -5,8 +5,8 @@
 //! ([`crate::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
 //! that of the control socket accept connections as well; those of switches do
-//! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more, and ask for
-//! routes. No thread can open a file, make a socket,
+//! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more.
+//! No thread can open a file, make a socket,
 //! start a program or make memory executable. A system call that is not allowed fails with EPERM and
 //! does not end the process, because the devices of all guests would end with it.
 
@@ -107,10 +107,9 @@ const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_soc
 /// System calls of the threads of workers, which leave images of devices to another process.
 const WORK: &[i64] = &[libc::SYS_memfd_create];
 
-/// System calls of the threads of switches, with those of threads that accept connections. They ask for routes, and go
-/// on with an interface that was made again, which takes these requests of ioctl, too.
-const SWITCH: &[i64] =
-    &[libc::SYS_bind, libc::SYS_connect, libc::SYS_epoll_create1, libc::SYS_getsockname];
+/// System calls of the threads of switches, with those of threads that accept connections. They go on with an
+/// interface that was made again, which takes these requests of ioctl, too.
+const SWITCH: &[i64] = &[libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_getsockname];
 const SWITCH_REQUESTS: &[u64] = &[
     libc::SIOCGIFINDEX,
     libc::TUNGETIFF,

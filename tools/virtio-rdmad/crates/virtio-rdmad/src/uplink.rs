@@ -126,13 +126,10 @@ impl Uplink {
         }
     }
 
-    /// Looks after what carries the packets: goes on with an interface that was removed and made again, and learns how
-    /// long packets in a tunnel may be. One thread calls this now and then.
+    /// Looks after what carries the packets: goes on with an interface that was removed and made again. One thread calls
+    /// this now and then.
     pub fn look_after(&self) {
-        let port = match &self.way {
-            Way::Port(port) => port,
-            Way::Tunnel(tunnel) => return tunnel.follow_routes(),
-        };
+        let Way::Port(port) = &self.way else { return };
         let (network, uplink) = (&self.network, &self.name);
         match port.follow() {
             Ok(is_new) => {

@@ -10,7 +10,6 @@ use std::cell::RefCell;
 use std::io::{Error, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -49,8 +48,6 @@ pub struct Tunnel {
     state: UdpSocketState,
     vni: Vni,
     remotes: Vec<Remote>,
-    /// Asks the kernel for routes, and sends nothing.
-    probe: UdpSocket,
     /// Which remote has which address.
     stations: Mutex<Table<usize>>,
 }
@@ -60,7 +57,7 @@ pub struct Tunnel {
 struct Remote {
     address: SocketAddr,
     /// Bytes of the longest datagram that the route to it carries.
-    most: AtomicUsize,
+    most: usize,
 }
 
 impl Tunnel {
@@ -70,27 +67,13 @@ impl Tunnel {
         let state = UdpSocketState::new((&socket).into())?;
         // The kernel gives less if it allows no more, which only makes losses likelier.
         let _ = state.set_recv_buffer_size((&socket).into(), RECEIVE_BUFFER);
-        let probe = UdpSocket::bind((spec.local, 0))?;
         let remote = |ip: &IpAddr| {
             let address = SocketAddr::new(*ip, spec.port);
-            Ok(Remote { address, most: longest_datagram(&probe, address)?.into() })
+            Ok(Remote { address, most: longest_datagram(spec.local, address)? })
         };
         let remotes = spec.remotes.iter().map(remote).collect::<Result<_, Error>>()?;
         let stations = Mutex::new(Table::new(STATIONS, AGEING_TIME));
-        Ok(Self { socket, state, vni: spec.vni, remotes, probe, stations })
-    }
-
-    /// Learns anew how long the datagrams are that the routes to the other ends carry. One thread calls this. A route
-    /// that is not there now carries what it has carried, for the time when it is there again.
-    pub fn follow_routes(&self) {
-        for Remote { address, most } in &self.remotes {
-            let Ok(now) = longest_datagram(&self.probe, *address) else { continue };
-            let before = most.swap(now, Ordering::Relaxed);
-            if now != before {
-                let (vni, remote) = (self.vni.get(), address.ip());
-                tracing::info!(vni, %remote, before, now, "the longest packet of the tunnel");
-            }
-        }
+        Ok(Self { socket, state, vni: spec.vni, remotes, stations })
     }
 
     /// Returns the room that [`Tunnel::receive`] needs.
@@ -233,8 +216,8 @@ impl Tunnel {
         ecn: Option<EcnCodepoint>,
         counters: &Counters,
     ) {
-        let (address, most) = (remote.address, remote.most.load(Ordering::Relaxed));
-        if size > most {
+        if size > remote.most {
+            let Remote { address, most } = remote;
             return counters.report(
                 Event::TxTooLong,
                 format_args!(
@@ -247,7 +230,7 @@ impl Tunnel {
         for contents in datagrams.chunks(size * together) {
             let datagrams = || contents.chunks(size);
             let transmit = Transmit {
-                destination: address,
+                destination: remote.address,
                 ecn,
                 contents,
                 segment_size: Some(size),
@@ -279,12 +262,13 @@ impl AsFd for Tunnel {
     }
 }
 
-/// Returns the bytes of the longest datagram that the route from a socket to an address carries at present.
-fn longest_datagram(socket: &UdpSocket, remote: SocketAddr) -> Result<usize, Error> {
+/// Returns the bytes of the longest datagram that the route to an address carries at present.
+fn longest_datagram(local: IpAddr, remote: SocketAddr) -> Result<usize, Error> {
+    let socket = UdpSocket::bind((local, 0))?;
     socket.connect(remote)?;
-    let (mtu, headers) = match remote.ip() {
-        IpAddr::V4(_) => (sockopt::ip_mtu(socket)?, 20 + 8),
-        IpAddr::V6(_) => (sockopt::ipv6_mtu(socket)?, 40 + 8),
+    let (mtu, headers) = match local {
+        IpAddr::V4(_) => (sockopt::ip_mtu(&socket)?, 20 + 8),
+        IpAddr::V6(_) => (sockopt::ipv6_mtu(&socket)?, 40 + 8),
     };
     Ok((mtu as usize).min(MOST_BYTES).saturating_sub(headers))
 }

@@ -7,8 +7,6 @@ use std::net::Ipv4Addr;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::*;
-use crate::sandbox::Filters;
-use crate::uplink::namespace::{in_namespace, run};
 
 /// The MAC address of a station.
 fn mac(station: u8) -> Mac {
@@ -161,44 +159,14 @@ fn what_does_not_belong_to_the_network_is_dropped_and_counted() {
 #[test]
 fn what_is_too_long_is_dropped_and_counted() {
     let at = [1, 2].map(|end| address(5, end));
-    let (a, b) = (End::open("7", at[0], &at[1..]), End::open("7", at[1], &at[..1]));
-    a.tunnel.remotes[0].most.store(1450, Ordering::Relaxed);
+    let mut a = End::open("7", at[0], &at[1..]);
+    let b = End::open("7", at[1], &at[..1]);
+    a.tunnel.remotes[0].most = 1450;
     a.send(&mut frame(mac(2), mac(1), &[0; 1429]));
     assert_eq!((a.count("tx_too_long"), a.count("tx_frames")), (1, 0));
     a.send(&mut frame(mac(2), mac(1), &[0; 1428]));
     assert_eq!(a.count("tx_frames"), 1);
     assert_eq!(b.wait()[0].len(), 1442);
-}
-
-/// An interface that carries longer packets from now on, or shorter ones, is noticed by a thread that may do what that
-/// of a switch may.
-#[test]
-fn the_mtu_of_a_route_is_followed() {
-    let test = "uplink::tunnel::tests::the_mtu_of_a_route_is_followed";
-    in_namespace(test, || {
-        run("ip link add lower type veth peer name other");
-        run("ip link set other up");
-        for (local, remote, headers) in
-            [("192.0.2.1/24", "192.0.2.2", 28), ("fd00::1/64", "fd00::2", 48)]
-        {
-            run("ip link set lower mtu 1500 up");
-            let nodad = if headers == 48 { " nodad" } else { "" };
-            run(&format!("ip addr add {local} dev lower{nodad}"));
-            let local = local.split('/').next().unwrap().parse().unwrap();
-            let end = End::open("7", local, &[remote.parse().unwrap()]);
-            let most = || end.tunnel.remotes[0].most.load(Ordering::Relaxed);
-            assert_eq!(most(), 1500 - headers);
-            let follow = || {
-                Filters::new().unwrap().confine_switch().unwrap();
-                end.tunnel.follow_routes();
-            };
-            for mtu in [9000, 1400] {
-                run(&format!("ip link set lower mtu {mtu}"));
-                std::thread::scope(|scope| scope.spawn(follow).join().unwrap());
-                assert_eq!(most(), mtu - headers);
-            }
-        }
-    });
 }
 
 #[test]
