@@ -29,10 +29,23 @@ pub enum CallError {
     Refused(PathBuf, String, String),
 }
 
-/// Asks what there is to tell of a process, without an entry for each QP and SRQ.
+/// The error of a method that does not know a parameter, or takes no such value.
+const INVALID_PARAMETER: &str = "org.varlink.service.InvalidParameter";
+
+/// Asks what there is to tell of a process, without an entry for each QP and SRQ. A process of an earlier version knows
+/// no other answer than that with all entries.
+pub fn ask_brief(path: &Path) -> Result<Value, CallError> {
+    match call_with(path, STATUS, Some(json!({ "detail": false })), &[]) {
+        Err(CallError::Refused(_, name, _)) if name == INVALID_PARAMETER => {
+            call_with(path, STATUS, None, &[])
+        }
+        answer => answer,
+    }
+}
+
+/// Asks the same, and reads the answer.
 pub fn ask_summary(path: &Path) -> Result<Report, Box<dyn std::error::Error>> {
-    let parameters = Some(json!({ "detail": false }));
-    Ok(serde_json::from_value(call_with(path, STATUS, parameters, &[])?)?)
+    Ok(Report::read(ask_brief(path)?)?)
 }
 
 /// Calls a method with these parameters, and passes these descriptors on, two at most. Returns what it answers.

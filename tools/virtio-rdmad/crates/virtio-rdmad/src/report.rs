@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The answer to the method Status.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -251,7 +252,32 @@ pub struct EventReport {
     pub lost: Option<u64>,
 }
 
+impl Report {
+    /// Reads a report. A process of an earlier version does not count QPs and SRQs.
+    pub fn read(value: Value) -> Result<Self, serde_json::Error> {
+        let mut report: Self = serde_json::from_value(value)?;
+        report.guests.iter_mut().for_each(GuestReport::count);
+        Ok(report)
+    }
+}
+
 impl GuestReport {
+    /// Counts the QPs and SRQs that have entries, if nobody has.
+    fn count(&mut self) {
+        if !self.qp_counts.is_empty() || self.srq_count != 0 {
+            return;
+        }
+        self.srq_count = self.srqs.len();
+        let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for qp in &self.qps {
+            *counts.entry((&qp.service, &qp.state)).or_default() += 1;
+        }
+        let report = |((service, state), count): ((&str, &str), usize)| {
+            QpCountReport { service: service.to_owned(), state: state.to_owned(), count }
+        };
+        self.qp_counts = counts.into_iter().map(report).collect();
+    }
+
     /// Returns how many QPs the guest has.
     pub fn qp_count(&self) -> usize {
         self.qp_counts.iter().map(|of| of.count).sum()
@@ -293,4 +319,25 @@ pub struct SrqReport {
     pub qps: u32,
     /// Whether it is in error.
     pub in_error: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_an_earlier_version_has_not_counted_is_counted() {
+        let qp = |service, state| json!({ "type": service, "state": state });
+        let qps = [qp("RC", "RTS"), qp("GSI", "RTS"), qp("RC", "RTS"), qp("RC", "ERR")];
+        let earlier = json!({ "guests": [{ "name": "g", "qps": qps, "srqs": [{ "srqn": 1 }] }] });
+        let report = Report::read(earlier).unwrap();
+        let guest = &report.guests[0];
+        let counts = guest.qp_counts.iter().map(|of| (&*of.service, &*of.state, of.count));
+        assert!(counts.eq([("GSI", "RTS", 1), ("RC", "ERR", 1), ("RC", "RTS", 2)]));
+        assert_eq!((guest.qp_count(), guest.srq_count), (4, 1));
+        let counted = json!({ "guests": [{ "qp_counts": [{ "type": "UD", "state": "RTS", "count": 3 }] }] });
+        assert_eq!(Report::read(counted).unwrap().guests[0].qp_count(), 3);
+    }
 }

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::Write;
 
-use serde_json::json;
-
-use crate::call::call_with;
+use crate::call::{ask_brief, call_with};
 use crate::control::interface::STATUS;
 use crate::options::StatusOptions;
 use crate::report::{
@@ -16,13 +14,16 @@ use crate::report::{
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let parameters = options.brief.then(|| json!({ "detail": false }));
-    let answer = call_with(&options.control, STATUS, parameters, &[])?;
+    let answer = if options.brief {
+        ask_brief(&options.control)?
+    } else {
+        call_with(&options.control, STATUS, None, &[])?
+    };
     // JSON is passed on as it came, with what a newer process may report besides.
     let text = if options.json {
         serde_json::to_string_pretty(&answer)? + "\n"
     } else {
-        text(&serde_json::from_value(answer)?)
+        text(&Report::read(answer)?)
     };
     // Whoever reads the output may stop before its end.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -105,6 +106,8 @@ fn or_dash(value: Option<impl Display>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
