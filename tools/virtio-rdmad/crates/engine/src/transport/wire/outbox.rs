@@ -5,7 +5,7 @@
 //! Packets of one connection, which follow each other and are equally long, leave as a train: by one
 //! system call. The packets of a guest leave in the order in which they were made.
 
-use roce::{Headers, Train};
+use roce::{Headers, Operation, Train};
 
 use crate::base::address::Address;
 use crate::base::counters::Counter;
@@ -23,6 +23,8 @@ struct Packets {
     count: u64,
     /// The address that they come from.
     source: Address,
+    /// Whether one of them has time of the guest's rate reserved.
+    is_reserved: bool,
 }
 
 impl Outbox {
@@ -41,6 +43,7 @@ impl Outbox {
             packets.flush(hca);
         }
         packets.source = Address { gid: headers.ip.source_gid(), vlan: headers.ethernet.vlan_id() };
+        packets.is_reserved |= len != 0 || !is_answer(headers.bth.opcode.operation());
         match packets.train.push(headers, len, fill) {
             Ok(filled) => {
                 packets.count += u64::from(filled.is_ok());
@@ -64,9 +67,11 @@ impl Outbox {
 
 impl Packets {
     /// Sends the packets. A connection outlives the entry of the GID table that it was made with: its
-    /// packets do not leave then. What leaves several times takes the guest's rate as often.
+    /// packets do not leave then. What leaves several times takes the guest's rate as often, but answers do not: a
+    /// peer chooses how many they are.
     fn flush(&mut self, hca: &Hca) {
         let count = std::mem::take(&mut self.count);
+        let is_reserved = std::mem::take(&mut self.is_reserved);
         if count == 0 {
             return;
         }
@@ -78,8 +83,22 @@ impl Packets {
             if let Some(uplink) = uplink {
                 let bytes = segments.frame.len() as u64;
                 let copies = uplink.send(segments) as u64;
-                hca.rate_limit.spend(bytes * copies.saturating_sub(1));
+                let more = if is_reserved { copies.saturating_sub(1) } else { 0 };
+                hca.rate_limit.spend(bytes * more);
             }
         });
     }
+}
+
+/// Returns whether a packet without payload is sent because a packet has come, or may come: no rate is reserved for it.
+fn is_answer(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Acknowledge
+            | Operation::AtomicAcknowledge
+            | Operation::ReadResponse
+            | Operation::SelectiveAcknowledge
+            | Operation::SelectiveOffer
+            | Operation::Cnp
+    )
 }
