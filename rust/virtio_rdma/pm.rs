@@ -108,6 +108,10 @@ const LATE: Duration = Duration::from_secs(10);
 /// How long a work item waits that did not get the lock of the device, in milliseconds.
 const LOCKED: time::Msecs = 100;
 
+/// How long a reset of the device's function takes at most, in milliseconds. The PCI core waits for up to 60 s for a
+/// function to answer (`PCIE_RESET_READY_POLL_MS`).
+const PAUSE: time::Msecs = 70_000;
+
 /// An RDMA device that is registered, and paired with a network interface.
 struct Active {
     ibdev: Arc<ib::UnregisteredDevice<Hca>>,
@@ -231,8 +235,8 @@ struct Recovery {
     ended: bool,
     /// The device was unbound: it is not reset any more.
     finished: bool,
-    /// The device's function is being reset: nobody else touches it.
-    paused: bool,
+    /// Since when the device's function is being reset, and nobody else touches it.
+    paused: Option<Instant<Monotonic>>,
 }
 
 /// The ID of the work item that registers the RDMA device of a device that was reset.
@@ -292,7 +296,7 @@ impl Service {
             backoff: Backoff::new(),
             ended: false,
             finished: false,
-            paused: false,
+            paused: None,
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -351,15 +355,17 @@ impl Service {
         hca.stopped();
     }
 
-    /// Takes the device out of service because its function is about to be reset; [`Service::resume`] follows. Sleeps.
-    pub(crate) fn pause(&self, dev: &Core<'_>) {
-        self.recovery.lock().paused = true;
+    /// Takes the device out of service because its function is about to be reset. [`Service::resume`] follows, unless the
+    /// virtio core cannot agree on the features; then the work item [`RECOVER`] tries, after a while. Sleeps.
+    pub(crate) fn pause(self: &Arc<Self>, dev: &Core<'_>) {
+        self.recovery.lock().paused = Some(Instant::now());
         self.retire(dev);
+        self.recover_after(&self.recovery.lock(), PAUSE);
     }
 
     /// Takes the device into service again after its function was reset and the features were agreed on. Sleeps.
     pub(crate) fn resume(self: &Arc<Self>, dev: &Core<'_>) {
-        if !core::mem::take(&mut self.recovery.lock().paused) {
+        if self.recovery.lock().paused.take().is_none() {
             // The driver was bound to the device meanwhile.
             let hca = self.hca.lock().clone();
             hca.fail("its function was reset");
@@ -409,6 +415,14 @@ impl Service {
         self.recover_after(&recovery, seconds * 1000);
     }
 
+    /// Returns whether the device's function is being reset, which takes less than [`PAUSE`].
+    fn is_paused(&self) -> bool {
+        let mut recovery = self.recovery.lock();
+        let paused = recovery.paused;
+        recovery.paused = paused.filter(|since| since.elapsed().as_millis() < PAUSE.into());
+        recovery.paused.is_some()
+    }
+
     /// Resets the device if it has failed and was not reset since; returns whether it did. Sleeps.
     fn stop(&self, dev: &Core<'_>) -> bool {
         let hca = self.hca.lock().clone();
@@ -432,9 +446,12 @@ impl Service {
             self.recover_later();
             return Ok(());
         }
+        if self.is_paused() {
+            self.recover_after(&self.recovery.lock(), PAUSE);
+            return Ok(());
+        }
         let has_failed = self.hca.lock().is_broken();
-        let paused = self.recovery.lock().paused;
-        if !has_failed || paused || !recovers() || crate::sync::is_shutting_down() {
+        if !has_failed || !recovers() || crate::sync::is_shutting_down() {
             return Ok(());
         }
         // An attempt before may have left it half negotiated.
