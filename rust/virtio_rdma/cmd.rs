@@ -209,8 +209,9 @@ const PATIENCE: u32 = 16;
 /// notice.
 const LIVENESS: Duration = Duration::from_secs(1);
 
-/// How long a command waits whose memory cannot be mapped, before it tries once more.
+/// How long a command waits whose memory cannot be mapped before it tries once more, and in all.
 const UNMAPPED: Delta = Delta::from_millis(10);
+const MAPPING: Delta = Delta::from_secs(5);
 
 /// A status of a reply, annex A of the specification: its name, and the error that callers get.
 struct Status {
@@ -465,7 +466,7 @@ impl ControlQueue {
                 Err(error) if error == ENOMEM && !self.broken.load(Relaxed) => {}
                 result => return result.map_err(|_| Failed::Broken),
             }
-            if start.elapsed() >= Delta::from_secs(timeout().as_secs() as i64) {
+            if start.elapsed() >= MAPPING {
                 return Err(Failed::Unmapped);
             }
             fsleep(UNMAPPED);
@@ -707,8 +708,8 @@ impl Inner {
         };
         let opcode = bindings::virtio_rdma_cmd_VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ as u8;
 
-        // The ring has room for one request of each CQ. Adding it fails only if the queue is
-        // broken, which the next command reports.
+        // The ring has room for one request of each CQ. Adding it fails if the queue is broken, which the next command
+        // reports, or if its memory cannot be mapped: it is sent then with what is asked for this CQ next.
         let token = MAX_SLOTS + cqn;
         let written = queue
             .exchange(token)
