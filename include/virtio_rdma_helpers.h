@@ -52,6 +52,8 @@ u8 virtio_rdma_get_status(struct virtio_device *vdev);
 void virtio_rdma_device_lock(struct device *dev);
 bool virtio_rdma_device_trylock(struct device *dev);
 void virtio_rdma_device_unlock(struct device *dev);
+unsigned int virtio_rdma_part_of_cpu(unsigned int index, unsigned int count,
+				     unsigned int parts);
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int part,
 			     unsigned int parts);
 bool virtio_rdma_iommu_mapped(struct device *dev);

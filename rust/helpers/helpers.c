@@ -215,9 +215,19 @@ void virtio_rdma_device_unlock(struct device *dev)
 }
 
 /*
+ * Returns the part that a CPU belongs to: the one with this index among so many
+ * that are online, which make parts of about the same size. There are no more
+ * parts than CPUs.
+ */
+unsigned int virtio_rdma_part_of_cpu(unsigned int index, unsigned int count,
+				     unsigned int parts)
+{
+	return index * clamp(parts, 1U, count) / count;
+}
+
+/*
  * Lets the interrupt of a queue go to one of so many parts of the CPUs that are
- * online, of about the same size, or to one CPU if there are more parts than
- * CPUs. The kernel chooses one of several CPUs, so that devices share them.
+ * online. The kernel chooses one CPU of a part, so that devices share them.
  */
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int part,
 			     unsigned int parts)
@@ -228,11 +238,10 @@ int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int part,
 
 	if (!zalloc_cpumask_var(&mask, GFP_KERNEL))
 		return -ENOMEM;
-	parts = clamp(parts, 1U, count);
-	for_each_online_cpu(cpu) {
-		if (index++ * parts / count == part % parts)
+	part %= clamp(parts, 1U, count);
+	for_each_online_cpu(cpu)
+		if (virtio_rdma_part_of_cpu(index++, count, parts) == part)
 			cpumask_set_cpu(cpu, mask);
-	}
 	ret = virtqueue_set_affinity(vq, mask);
 	free_cpumask_var(mask);
 	return ret;
