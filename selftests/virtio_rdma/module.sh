@@ -30,10 +30,13 @@ unload_under_traffic()
 # which calls the module.
 unload_with_late_pd()
 {
-	dmesg -C && insmod "$LATE_PD" device="$DEVICE" delay=12000 && rmmod virtio_rdma &&
-	dmesg | grep -q 'the module waits for it' && dmesg | grep -q 'late_pd: destroys the PD' &&
-	rmmod late_pd && modprobe virtio_rdma && usable
+	dmesg -C && insmod "$LATE_PD" device="$DEVICE" hold=1 || return
+	rmmod virtio_rdma &
+	unload=$!
+	wait_for module_waits && echo 0 >/sys/module/late_pd/parameters/hold && wait $unload &&
+	dmesg | grep -q 'late_pd: destroys the PD' && rmmod late_pd && modprobe virtio_rdma && usable
 }
+module_waits() { dmesg | grep -q 'the module waits for it'; }
 
 ktap_print_header
 ktap_set_plan 4

@@ -11,14 +11,22 @@ static char *device;
 module_param(device, charp, 0444);
 MODULE_PARM_DESC(device, "name of the device in which it has a PD");
 
-static unsigned int delay = 500;
-module_param(delay, uint, 0444);
-MODULE_PARM_DESC(delay, "milliseconds by which the PD lives longer than its device");
+static bool hold;
+module_param(hold, bool, 0644);
+MODULE_PARM_DESC(hold, "whether the PD lives longer until this is 0");
+
+/* The milliseconds by which the PD lives longer, and between looks at hold. */
+#define DELAY_MS	500
 
 static struct ib_pd *pd;
 
 static void destroy_pd(struct work_struct *work)
 {
+	if (READ_ONCE(hold)) {
+		schedule_delayed_work(to_delayed_work(work),
+				      msecs_to_jiffies(DELAY_MS));
+		return;
+	}
 	/* Before the PD is gone: whoever waits for that finds this in the log. */
 	pr_info("late_pd: destroys the PD\n");
 	ib_dealloc_pd(pd);
@@ -42,7 +50,7 @@ static int late_pd_add(struct ib_device *dev)
 
 static void late_pd_remove(struct ib_device *dev, void *data)
 {
-	schedule_delayed_work(&destroy, msecs_to_jiffies(delay));
+	schedule_delayed_work(&destroy, msecs_to_jiffies(DELAY_MS));
 }
 
 static struct ib_client client = {
