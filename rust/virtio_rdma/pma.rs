@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Performance management: the counters of the port as IBA 16.1 lays them out, which sysfs shows
-//! and `perfquery` asks for.
+//! Performance management: the counters of the port as IBA 16.1 lays them out, which sysfs shows. MADs from QPs, also
+//! those of `perfquery` on this host, get none ([`crate::ib`]).
 
 #![deny(unsafe_code)]
 

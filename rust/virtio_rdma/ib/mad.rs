@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn process_mad<D: Driver>(
     match D::perf_mad(dev, request, reply) {
         Ok(()) => {}
         Err(error) if error == crate::errno::unsupported() => reply.refuse(),
-        // The core, or the peer that sent the request, gets no answer.
+        // The core gets no answer.
         Err(_) => return bindings::ib_mad_result_IB_MAD_RESULT_FAILURE as c_int,
     }
     (success | bindings::ib_mad_result_IB_MAD_RESULT_REPLY) as c_int
