@@ -68,9 +68,11 @@ impl Intake {
         &self.uplink.network
     }
 
-    /// Gives the intake to a worker, if no worker has it. Returns whether that was so.
+    /// Gives the intake to a worker, if no worker has it. Returns whether that was so. While the interface is gone, the
+    /// thread of the switch keeps it: who begins to wait then is told of nothing, also when it is there again.
     pub fn claim(&self, worker: usize) -> bool {
-        self.holder.compare_exchange(THREAD, worker, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        let (order, holder) = (Ordering::SeqCst, &self.holder);
+        !self.uplink.is_gone() && holder.compare_exchange(THREAD, worker, order, order).is_ok()
     }
 
     /// Gives the intake back to the thread of the switch. The worker that has it calls this.

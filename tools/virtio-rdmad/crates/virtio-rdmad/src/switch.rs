@@ -353,18 +353,24 @@ impl<'a> Turns<'a> {
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);
             }
-            self.look_after_uplink();
+            self.look_after_uplink()?;
         }
     }
 
     /// Looks after the uplink, if it is time for that.
-    fn look_after_uplink(&mut self) {
-        let Some(uplink) = &self.switch.uplink else { return };
+    fn look_after_uplink(&mut self) -> Result<(), Error> {
+        let Some(uplink) = &self.switch.uplink else { return Ok(()) };
         let now = Instant::now();
-        if self.look_at <= now {
-            uplink.look_after();
-            self.look_at = now + LOOK;
+        if self.look_at > now {
+            return Ok(());
         }
+        self.look_at = now + LOOK;
+        let is_new = uplink.look_after();
+        if let Some(intake) = self.intake.filter(|_| is_new && self.watches) {
+            epoll::delete(&self.epoll, intake)?;
+            self.watch(intake)?;
+        }
+        Ok(())
     }
 
     /// Returns how long the thread may sleep; `None`: for ever.
@@ -381,14 +387,18 @@ impl<'a> Turns<'a> {
         };
         self.watches = !self.watches;
         if self.watches {
-            // What has come already is told of by an event.
-            let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-            epoll::add(&self.epoll, intake, data(Source::Uplink), edge)?;
+            self.watch(intake)?;
         } else {
             epoll::delete(&self.epoll, intake)?;
             self.is_uplink_ready = false;
         }
         Ok(())
+    }
+
+    /// Begins to wait for what comes over the uplink. What has come already is told of by an event.
+    fn watch(&self, intake: &Intake) -> Result<(), Error> {
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, intake, data(Source::Uplink), edge)?)
     }
 
     /// Takes events, and waits for one if there is nothing to do. Returns `false` at the end.

@@ -126,21 +126,28 @@ impl Uplink {
         }
     }
 
-    /// Looks after what carries the packets: goes on with an interface that was removed and made again. One thread calls
-    /// this now and then.
-    pub fn look_after(&self) {
-        let Way::Port(port) = &self.way else { return };
+    /// Returns whether what carries the packets was gone when somebody looked last.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// Looks after what carries the packets: goes on with an interface that was removed and made again, and returns whether
+    /// it was. Whoever waits for what comes has to begin once more then. One thread calls this now and then.
+    pub fn look_after(&self) -> bool {
+        let Way::Port(port) = &self.way else { return false };
         let (network, uplink) = (&self.network, &self.name);
         match port.follow() {
             Ok(is_new) => {
                 if self.is_gone.swap(false, Ordering::Relaxed) || is_new {
                     tracing::info!(network, uplink, "the interface of the uplink is there again");
                 }
+                is_new
             }
             Err(error) => {
                 if !self.is_gone.swap(true, Ordering::Relaxed) {
                     tracing::warn!(network, uplink, %error, "the interface of the uplink is gone");
                 }
+                false
             }
         }
     }
