@@ -272,8 +272,10 @@ impl GuestReport {
         for qp in &self.qps {
             *counts.entry((&qp.service, &qp.state)).or_default() += 1;
         }
-        let report = |((service, state), count): ((&str, &str), usize)| {
-            QpCountReport { service: service.to_owned(), state: state.to_owned(), count }
+        let report = |((service, state), count): ((&str, &str), usize)| QpCountReport {
+            service: service.to_owned(),
+            state: state.to_owned(),
+            count,
         };
         self.qp_counts = counts.into_iter().map(report).collect();
     }
@@ -337,7 +339,8 @@ mod tests {
         let counts = guest.qp_counts.iter().map(|of| (&*of.service, &*of.state, of.count));
         assert!(counts.eq([("GSI", "RTS", 1), ("RC", "ERR", 1), ("RC", "RTS", 2)]));
         assert_eq!((guest.qp_count(), guest.srq_count), (4, 1));
-        let counted = json!({ "guests": [{ "qp_counts": [{ "type": "UD", "state": "RTS", "count": 3 }] }] });
+        let counted =
+            json!({ "guests": [{ "qp_counts": [{ "type": "UD", "state": "RTS", "count": 3 }] }] });
         assert_eq!(Report::read(counted).unwrap().guests[0].qp_count(), 3);
     }
 }
