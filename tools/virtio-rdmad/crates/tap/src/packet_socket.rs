@@ -106,13 +106,14 @@ impl PacketSocket {
     ///
     /// `ENODEV` while there is no such interface, and those of [`Self::open`]. A later call tries it once more.
     pub fn follow(&self) -> Result<bool, Error> {
-        let index = netdevice::name_to_index(&self.socket, &self.name)?;
-        let index = i32::try_from(index).map_err(|_| ErrorKind::InvalidInput)?;
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.interface.load(Ordering::Relaxed);
-        if index == before {
+        let is_there = |index| netdevice::index_to_name_inlined(&self.socket, index).is_ok();
+        if u32::try_from(before).is_ok_and(is_there) {
             return Ok(false);
         }
+        let index = netdevice::name_to_index(&self.socket, &self.name)?;
+        let index = i32::try_from(index).map_err(|_| ErrorKind::InvalidInput)?;
         self.interface.store(NONE, Ordering::Relaxed);
         for member in &*members {
             // One that is gone has no members.
@@ -121,7 +122,16 @@ impl PacketSocket {
         // The error that tells of the end of the one before would be that of a frame.
         let _ = sockopt::socket_error(&self.socket);
         self.bind(index)?;
-        members.iter().try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, index, *member))?;
+        let joined = members
+            .iter()
+            .try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, index, *member));
+        if joined.is_err() {
+            // The kernel counts how often each was joined, and a later call joins all.
+            members
+                .iter()
+                .for_each(|member| drop(self.change(PACKET_DROP_MEMBERSHIP, index, *member)));
+        }
+        joined?;
         self.interface.store(index, Ordering::Relaxed);
         Ok(true)
     }

@@ -112,6 +112,7 @@ const WORK: &[i64] = &[libc::SYS_memfd_create];
 const SWITCH: &[i64] = &[libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_getsockname];
 const SWITCH_REQUESTS: &[u64] = &[
     libc::SIOCGIFINDEX,
+    libc::SIOCGIFNAME,
     libc::TUNGETIFF,
     libc::TUNSETIFF,
     libc::TUNSETOFFLOAD,
