@@ -93,8 +93,8 @@ thread_local! {
     static HAS_UPGRADES: Cell<bool> = Cell::new(std::env::var_os("UPGRADES").is_some());
 }
 
-/// Runs a test without upgrades, because it measures rates or waits. After an upgrade a flow has no rate, and a requester
-/// that pauses asks its peer at once.
+/// Runs a test without upgrades, because it measures rates or waits. After an upgrade a flow has no rate, a requester that
+/// pauses asks its peer at once, and a packet that is missing has all of its time.
 pub fn without_upgrades() {
     HAS_UPGRADES.set(false);
 }

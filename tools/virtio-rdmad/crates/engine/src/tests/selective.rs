@@ -115,6 +115,7 @@ fn no_packet_has_a_reserved_bit() {
 /// peer that comes back later sends all of them again.
 #[test]
 fn what_is_never_completed_is_dropped() {
+    without_upgrades();
     over_a_cable(1, Faults::default(), || {
         let (mut pair, cable) = (Pair::new(), cable().unwrap());
         write_with_a_loss(&mut pair, &cable);
