@@ -60,8 +60,8 @@ def judged(results, title, network, known=nothing_known, links=True, breaks=None
 
 
 def boot(results, network, links):
-    """Boots a network. If that fails, the last lines of each guest's console go to the results: a machine of CI keeps no
-    logs."""
+    """Boots a network. If that fails, the last lines of each guest's console go to the results: a machine of CI keeps
+    no logs."""
     try:
         network.boot(links)
     except Failure:
