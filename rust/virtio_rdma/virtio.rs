@@ -1123,10 +1123,15 @@ mod tests {
     #[test]
     fn all_cpus_belong_to_a_part_of_about_the_same_size() {
         // SAFETY: The function has no requirements.
-        let part = |cpu, cpus, parts| unsafe { bindings::virtio_rdma_part_of_cpu(cpu, cpus, parts) };
+        let part =
+            |cpu, cpus, parts| unsafe { bindings::virtio_rdma_part_of_cpu(cpu, cpus, parts) };
         for (cpus, parts) in [(64, 8), (10, 3), (2, 8), (1, 8), (4, 4), (7, 0)] {
             let used = parts.clamp(1, cpus);
-            let size = |of| (0..cpus).filter(|cpu| part(*cpu, cpus, parts) == of).count() as u32;
+            let size = |of| {
+                (0..cpus)
+                    .filter(|cpu| part(*cpu, cpus, parts) == of)
+                    .count() as u32
+            };
             let sizes = cpus / used..=cpus.div_ceil(used);
             assert!((0..used).all(|of| sizes.contains(&size(of))));
         }
