@@ -31,6 +31,7 @@ void virtio_rdma_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
 void virtio_rdma_lockdep_assert_held(spinlock_t *lock);
 void virtio_rdma_reinit_completion(struct completion *completion);
 void virtio_rdma_synchronize_rcu_tasks(void);
+void virtio_rdma_flush_ib_wq(void);
 unsigned int virtio_rdma_memalloc_noio_save(void);
 void virtio_rdma_memalloc_noio_restore(unsigned int flags);
 struct workqueue_struct *virtio_rdma_alloc_workqueue(const char *name,

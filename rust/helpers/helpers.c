@@ -115,6 +115,11 @@ void virtio_rdma_synchronize_rcu_tasks(void)
 	synchronize_rcu_tasks();
 }
 
+void virtio_rdma_flush_ib_wq(void)
+{
+	flush_workqueue(ib_wq);
+}
+
 unsigned int virtio_rdma_memalloc_noio_save(void)
 {
 	return memalloc_noio_save();

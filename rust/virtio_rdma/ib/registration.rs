@@ -208,6 +208,12 @@ impl<D: Driver> Registration<D> {
                 name.unwrap_or(D::NAME).as_char_ptr(),
                 dma.as_raw(),
             )
+        })
+        .inspect_err(|_| {
+            // If the RDMA core has added GIDs already, it leaves it to work items to take them back, which use the device
+            // (`ib_cache_setup_one()` of Linux 7.2.12).
+            // SAFETY: The workqueue lives as long as the RDMA core, on which this module depends.
+            unsafe { bindings::virtio_rdma_flush_ib_wq() };
         })?;
         *dev.namespace.lock() = None;
         let this = Self(dev);
