@@ -1120,6 +1120,7 @@ mod tests {
         assert!(exchange.set_request(1, &long[1..]).is_ok());
         Ok(())
     }
+
     #[test]
     fn all_cpus_belong_to_a_part_of_about_the_same_size() {
         // SAFETY: The function has no requirements.

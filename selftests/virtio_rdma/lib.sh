@@ -170,8 +170,8 @@ can_reset_function() { function=$(pci_function) && [ -w "$function/reset" ]; }
 # reset_function: resets that function. The kernel tells the driver before and afterwards.
 reset_function()
 {
-	# QEMU's port says nothing of its link, so the kernel reports an error although the reset was done.
 	can_reset_function || return
+	# QEMU's port says nothing of its link, so the kernel reports an error although the reset was done.
 	echo 1 2>/dev/null >"$function/reset"
 	return 0
 }

@@ -60,7 +60,7 @@ class TestConsumers:
 
 
 @pytest.mark.network("a device that fails", guests=2, known=is_known,
-                     breaks={"device": "its PCI function is reset beneath its driver"})
+                     breaks={"device": "it is reset beneath its driver"})
 @pytest.mark.only(lambda where: where.platform.vmm == "qemu")
 class TestRecovery:
     """The consumers that go on by themselves when the host's device has failed and the driver has taken it into service

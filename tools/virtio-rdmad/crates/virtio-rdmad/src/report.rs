@@ -262,7 +262,7 @@ impl Report {
 }
 
 impl GuestReport {
-    /// Counts the QPs and SRQs that have entries, if nobody has.
+    /// Counts the QPs and SRQs that have entries, unless the process has counted them.
     fn count(&mut self) {
         if !self.qp_counts.is_empty() || self.srq_count != 0 {
             return;
