@@ -209,8 +209,10 @@ const PATIENCE: u32 = 16;
 /// notice.
 const LIVENESS: Duration = Duration::from_secs(1);
 
-/// How long a command waits whose memory cannot be mapped before it tries once more, and in all.
+/// How long a command waits whose memory cannot be mapped, before it tries once more.
 const UNMAPPED: Delta = Delta::from_millis(10);
+
+/// After how long such a command fails.
 const MAPPING: Delta = Delta::from_secs(5);
 
 /// A status of a reply, annex A of the specification: its name, and the error that callers get.
@@ -296,10 +298,8 @@ pub(crate) struct ControlQueue {
     freed: CondVar,
 }
 
-/// Why a command has no reply: the device has failed, but for [`Failed::Unmapped`].
+/// Why a command has no reply: the device has failed.
 pub(crate) enum Failed {
-    /// The device never had the command: its memory could not be mapped in time.
-    Unmapped,
     /// The transport broke the queue: the device was taken away, or the machine goes down.
     Broken,
     /// The device did not reply in time.
@@ -403,7 +403,8 @@ impl ControlQueue {
     /// # Errors
     ///
     /// The error behind the status of the reply; `EIO` if that is unknown, if the length of the reply
-    /// is wrong, or if the device has failed; `ENOMEM` if the kernel cannot map the command for the device. `failed` is called if this command is how that was found out.
+    /// is wrong, or if the device has failed; `ENOMEM` if the kernel cannot map the command for the device.
+    /// `failed` is called if this command is how it was found out that the device has failed.
     /// The kernel's log has the name of a command that the device refused, as a debug message.
     pub(crate) fn execute<C: Command>(
         &self,
@@ -415,9 +416,18 @@ impl ControlQueue {
 
         stats.count(Counter::Commands);
         let result = self.acquire().and_then(|slot| {
-            self.send_when_mapped(slot, C::OPCODE as u8, request.as_bytes())
+            let sent = self.send_when_mapped(slot, C::OPCODE as u8, request.as_bytes());
+            if sent == Err(ENOMEM) {
+                // The device never had it.
+                self.release(slot);
+                return sent;
+            }
+            sent.map_err(|_| Failed::Broken)
                 .and_then(|()| self.wait(slot, stats))
-                .map_err(|why| self.give_up(slot, why, failed))?;
+                .map_err(|why| {
+                    failed(why);
+                    EIO
+                })?;
             let result = self.collect(slot, C::NAME, stats, reply.as_bytes_mut());
             self.release(slot);
             result
@@ -425,16 +435,6 @@ impl ControlQueue {
         result
             .inspect_err(|_| stats.count(Counter::CommandErrors))
             .map(|()| reply)
-    }
-
-    /// Returns the error of a command without a reply, and tells `failed` unless the device never had the command.
-    fn give_up(&self, slot: u32, why: Failed, failed: impl FnOnce(Failed)) -> Error {
-        if matches!(why, Failed::Unmapped) {
-            self.release(slot);
-            return ENOMEM;
-        }
-        failed(why);
-        EIO
     }
 
     /// Takes a free slot, or waits for one.
@@ -459,15 +459,17 @@ impl ControlQueue {
 
     /// Sends a request when its memory can be mapped. Bounce buffers (swiotlb) may all be in use for a while, and
     /// nobody tells when one is free.
-    fn send_when_mapped(&self, slot: u32, opcode: u8, request: &[u8]) -> Result<(), Failed> {
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ControlQueue::send`].
+    fn send_when_mapped(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
         let start = Instant::<Monotonic>::now();
         loop {
-            match self.send(slot, opcode, request) {
-                Err(error) if error == ENOMEM && !self.broken.load(Relaxed) => {}
-                result => return result.map_err(|_| Failed::Broken),
-            }
-            if start.elapsed() >= MAPPING {
-                return Err(Failed::Unmapped);
+            let sent = self.send(slot, opcode, request);
+            let gives_up = self.broken.load(Relaxed) || start.elapsed() >= MAPPING;
+            if sent != Err(ENOMEM) || gives_up {
+                return sent;
             }
             fsleep(UNMAPPED);
         }

@@ -36,6 +36,7 @@ use crate::{
         ListCache,
         Quarantine, //
     },
+    reclaim,
     stats::{
         Counter,
         Stats, //
@@ -433,7 +434,7 @@ impl Hca {
     /// Reports the events that are in the event queue, soon. Any context.
     pub(crate) fn report_soon(self: &Arc<Self>) {
         // If the work item is queued already, it has not looked at the queue yet.
-        let _ = crate::reclaim::queue().enqueue::<_, REPORT>(self.clone());
+        let _ = reclaim::queue().enqueue::<_, REPORT>(self.clone());
     }
 
     /// Returns how many work requests a queue can hold at most.
@@ -669,7 +670,7 @@ impl Hca {
     /// the consumers of armed CQs poll if it has failed. Any context.
     pub(crate) fn attend(self: &Arc<Self>) {
         // If the work item is queued already, it has not run yet.
-        let _ = crate::reclaim::queue().enqueue::<_, 0>(self.clone());
+        let _ = reclaim::queue().enqueue::<_, 0>(self.clone());
     }
 
     /// Executes a command. Sleeps.
@@ -700,8 +701,6 @@ impl Hca {
     #[cold]
     fn command_failed(self: &Arc<Self>, name: &str, failed: &Failed) {
         match failed {
-            // The device never had it.
-            Failed::Unmapped => {}
             Failed::Broken => self.fail(fmt!("the control queue broke in {name}")),
             Failed::Silent => self.fail(fmt!("{name} has no reply")),
             Failed::Untold => self.fail(fmt!("the reply to {name} came without an interrupt")),
