@@ -38,12 +38,15 @@ unsafe impl Sync for Raw {}
 pub(crate) struct Queues(());
 
 impl Queues {
-    /// Makes the workqueues. Only the module's initialisation calls this, once. May sleep.
+    /// Makes the workqueues, once. For the module's initialisation. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// `ENOMEM`; `EBUSY` if they are there already.
     pub(crate) fn new() -> Result<Self> {
+        if QUEUES.as_ref().is_some() {
+            return Err(EBUSY);
+        }
         let always = alloc(c"virtio_rdma", false)?;
         let freezable = alloc(c"virtio_rdma_recovery", true).inspect_err(|_| {
             // SAFETY: The workqueue is valid, and has no work items.
