@@ -537,7 +537,10 @@ pub enum SpecError {
 /// Most completion vectors of a guest. More vectors than the guest has CPUs are of no use.
 const MAX_VECTORS: u16 = 64;
 
-/// The keys of a `--guest`, those of its policy last.
+/// How many of [`KEYS`] are about the guest's device. Those behind them are about its policy.
+pub const DEVICE_KEYS: usize = 12;
+
+/// The keys of a `--guest`.
 pub const KEYS: &[&str] = &[
     "name",
     "vfio-user",
