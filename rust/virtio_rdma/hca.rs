@@ -227,7 +227,7 @@ impl Hca {
                 GFP_KERNEL,
             )?;
         }
-        let stats = Stats::new(dev.clone());
+        let stats = Stats::new(dev.clone())?;
         let lists = ListCache::new()?;
 
         Arc::pin_init(

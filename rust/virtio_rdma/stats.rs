@@ -2,11 +2,17 @@
 
 //! The counters of a device, which `rdma stat` shows. Bad input from the device
 //! is counted by kind, and the first of each kind is logged.
+//!
+//! Each CPU counts on cache lines of its own, because each post and each poll counts.
 
 #![deny(unsafe_code)]
 
 use crate::ib::StatDesc;
 use kernel::{
+    cpu::{
+        nr_cpu_ids,
+        CpuId, //
+    },
     device,
     prelude::*,
     sync::{
@@ -79,19 +85,37 @@ counters! {
     StaleEvent: c"stale_events", "";
 }
 
+/// What the threads on one CPU have counted.
+#[repr(align(64))]
+struct Share([Atomic<u64>; DESCRIPTIONS.len()]);
+
 /// The values of the counters.
 pub(crate) struct Stats {
     dev: ARef<device::Device>,
-    values: [Atomic<u64>; DESCRIPTIONS.len()],
+    /// The share of each CPU.
+    shares: KVVec<Share>,
+    /// Whether bad input of a kind was logged.
+    logged: [Atomic<bool>; DESCRIPTIONS.len()],
 }
 
 impl Stats {
-    /// Makes counters that log in the name of `dev`.
-    pub(crate) fn new(dev: ARef<device::Device>) -> Self {
-        Self {
-            dev,
-            values: [const { Atomic::new(0) }; DESCRIPTIONS.len()],
+    /// Makes counters that log in the name of `dev`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(dev: ARef<device::Device>) -> Result<Self> {
+        let count = nr_cpu_ids() as usize;
+        let mut shares = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            let share = Share([const { Atomic::new(0) }; DESCRIPTIONS.len()]);
+            shares.push(share, GFP_KERNEL)?;
         }
+        Ok(Self {
+            dev,
+            shares,
+            logged: [const { Atomic::new(false) }; DESCRIPTIONS.len()],
+        })
     }
 
     /// Counts one. Any context.
@@ -101,12 +125,17 @@ impl Stats {
 
     /// Counts `n`. Any context.
     pub(crate) fn add(&self, counter: Counter, n: u64) {
-        self.values[counter as usize].add(n, Relaxed);
+        // A thread that goes to another CPU meanwhile counts in the share of the first one, which is right too.
+        let cpu = CpuId::current().as_u32() as usize;
+        if let Some(Share(values)) = self.shares.get(cpu) {
+            values[counter as usize].add(n, Relaxed);
+        }
     }
 
     /// Counts bad input from the device. Returns what to log if it is the first of its kind.
     fn first_bad(&self, counter: Counter) -> Option<&'static str> {
-        let is_first = self.values[counter as usize].fetch_add(1u64, Relaxed) == 0;
+        self.count(counter);
+        let is_first = !self.logged[counter as usize].xchg(true, Relaxed);
         is_first.then_some(MESSAGES[counter as usize])
     }
 
@@ -132,8 +161,10 @@ impl Stats {
 
     /// Returns the value of the counter with this index.
     pub(crate) fn value(&self, index: usize) -> u64 {
-        self.values
-            .get(index)
-            .map_or(0, |value| value.load(Relaxed))
+        self.shares
+            .iter()
+            .filter_map(|Share(values)| values.get(index))
+            .map(|value| value.load(Relaxed))
+            .fold(0, u64::wrapping_add)
     }
 }
