@@ -172,6 +172,8 @@ int virtio_rdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
 
 void virtio_rdma_del_vqs(struct virtio_device *vdev)
 {
+	/* Whoever notifies the device of buffers does that as an RCU reader. */
+	synchronize_rcu();
 	vdev->config->del_vqs(vdev);
 }
 

@@ -37,6 +37,7 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
+        rcu,
         CondVar,
         Mutex, //
     },
@@ -582,6 +583,7 @@ impl ControlQueue {
     ///
     /// `ENOMEM` if the memory of the request or the reply cannot be mapped; others if the queue is broken.
     fn send(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
+        let rcu = rcu::read_lock();
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let queue = inner.queue.as_mut().ok_or(ENODEV)?;
@@ -596,7 +598,11 @@ impl ControlQueue {
         if inner.sleepers == 0 {
             queue.disable_interrupt();
         }
-        queue.kick();
+        let notice = queue.prepare_kick(&rcu);
+        drop(guard);
+        if let Some(notice) = notice {
+            notice.send();
+        }
         Ok(())
     }
 

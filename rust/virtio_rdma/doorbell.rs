@@ -6,8 +6,10 @@
 //! When the queue is full, a doorbell is remembered and goes out when the device
 //! returns a buffer. Only then are interrupts on.
 //!
-//! The device is notified with the lock held, because another thread may give the
-//! queue up as soon as the lock is free ([`DoorbellQueue::detach`]), and delete it.
+//! The device is notified without the lock, because that is an exit to the
+//! hypervisor, for which the doorbells of all other CPUs would wait with interrupts
+//! off. Another thread may give the queue up meanwhile ([`DoorbellQueue::detach`]).
+//! It is deleted when no RCU reader can notify the device of it any more.
 
 #![deny(unsafe_code)]
 
@@ -18,12 +20,16 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
-    virtio::Queue,
+    virtio::{
+        Notice,
+        Queue, //
+    },
     wire, //
 };
 use kernel::{
     bitmap::BitmapVec,
-    prelude::*, //
+    prelude::*,
+    sync::rcu, //
 };
 
 /// Which ring of a QP a doorbell is for.
@@ -50,6 +56,8 @@ struct Inner {
     srqs: usize,
     /// The bit of `pending` at which the search for the next doorbell begins, so that each has its turn.
     next: usize,
+    /// Whether doorbells were sent since the device was notified.
+    sent: bool,
 }
 
 /// The doorbell queue of a device.
@@ -74,6 +82,7 @@ impl DoorbellQueue {
             pending: BitmapVec::new(first_srq + srqs as usize, GFP_KERNEL)?,
             srqs: first_srq,
             next: 0,
+            sent: false,
         };
         Ok(pin_init!(Self {
             inner <- new_irq_spinlock!(inner, "virtio_rdma::DoorbellQueue"),
@@ -111,12 +120,13 @@ impl DoorbellQueue {
     ///
     /// `EIO` if the queue is broken.
     pub(crate) fn ring(&self, qpn: u32, ring: Ring) -> Result {
-        let mut inner = self.inner.lock();
-        let bit = qpn as usize * RINGS + ring as usize;
-        if bit >= inner.srqs {
-            return Err(EINVAL);
-        }
-        inner.ring(bit)
+        self.with_inner(|inner| {
+            let bit = qpn as usize * RINGS + ring as usize;
+            if bit >= inner.srqs {
+                return Err(EINVAL);
+            }
+            inner.ring(bit)
+        })
     }
 
     /// Rings the doorbell of an SRQ: now, or when the device has returned a buffer. Any context.
@@ -125,12 +135,26 @@ impl DoorbellQueue {
     ///
     /// `EIO` if the queue is broken.
     pub(crate) fn ring_srq(&self, srqn: u32) -> Result {
+        self.with_inner(|inner| {
+            let bit = inner.srqs + srqn as usize;
+            if bit >= inner.pending.len() {
+                return Err(EINVAL);
+            }
+            inner.ring(bit)
+        })
+    }
+
+    /// Calls `f` with the lock held, and notifies the device of what `f` sent when the lock is free.
+    fn with_inner(&self, f: impl FnOnce(&mut Inner) -> Result) -> Result {
+        let rcu = rcu::read_lock();
         let mut inner = self.inner.lock();
-        let bit = inner.srqs + srqn as usize;
-        if bit >= inner.pending.len() {
-            return Err(EINVAL);
+        let result = f(&mut inner);
+        let notice = inner.prepare_kick(&rcu);
+        drop(inner);
+        if let Some(notice) = notice {
+            notice.send();
         }
-        inner.ring(bit)
+        result
     }
 
     /// Forgets the doorbells of a QP that is gone. Any context.
@@ -155,7 +179,7 @@ impl DoorbellQueue {
     /// Sends the doorbells that wait, because the device has returned buffers. Called by the interrupt.
     pub(crate) fn interrupt(&self) {
         // Sending fails only if the queue is broken, and then the next doorbell fails too.
-        let _ = self.inner.lock().send_pending();
+        let _ = self.with_inner(Inner::send_pending);
     }
 }
 
@@ -193,7 +217,7 @@ impl Inner {
         }
     }
 
-    /// Sends the doorbell with this number. There is a free buffer.
+    /// Makes the doorbell with this number available to the device. There is a free buffer.
     fn send(&mut self, bit: usize) -> Result {
         let doorbell = self.doorbell(bit);
         let queue = self.queue.as_mut().ok_or(EIO)?;
@@ -202,8 +226,16 @@ impl Inner {
 
         queue.memory()?.write(offset, &doorbell)?;
         queue.add_readable(offset, DOORBELL_SIZE, buffer)?;
-        queue.kick();
+        self.sent = true;
         Ok(())
+    }
+
+    /// Returns the notice of the doorbells that were sent, if the device wants it.
+    fn prepare_kick<'rcu>(&mut self, rcu: &'rcu rcu::Guard) -> Option<Notice<'rcu>> {
+        if !core::mem::take(&mut self.sent) {
+            return None;
+        }
+        self.queue.as_mut()?.prepare_kick(rcu)
     }
 
     /// Sends the doorbells that wait, as far as there are buffers. The interrupt is on afterwards if doorbells are
@@ -254,6 +286,7 @@ mod tests {
             pending: BitmapVec::new(4 * RINGS + 3, GFP_KERNEL)?,
             srqs: 4 * RINGS,
             next: 0,
+            sent: false,
         })
     }
 

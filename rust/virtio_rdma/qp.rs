@@ -26,6 +26,7 @@ use crate::{
     stats::Counter,
     sync::{
         new_irq_spinlock,
+        IrqGuard,
         IrqSpinLock, //
     },
     virtio,
@@ -491,7 +492,7 @@ impl Qp {
 
     /// Tells the device of work requests that were posted, or, if it has failed, the consumer that they are
     /// flushed.
-    fn posted(&self, queue: &mut WorkQueue, ring: doorbell::Ring, count: u64) {
+    fn posted(&self, mut queue: IrqGuard<'_, WorkQueue>, ring: doorbell::Ring, count: u64) {
         let counter = match ring {
             doorbell::Ring::Send => Counter::SendsPosted,
             doorbell::Ring::Receive => Counter::RecvsPosted,
@@ -500,6 +501,8 @@ impl Qp {
         if self.hca.is_broken() {
             self.hca.attend();
         } else if queue.publish() {
+            // Nobody who polls or posts waits for the doorbell.
+            drop(queue);
             self.hca.ring_doorbell(self.qpn, ring);
         }
     }
@@ -758,7 +761,7 @@ impl ib::QueuePair<Hca> for Qp {
             Ok(())
         });
         if count != 0 {
-            self.posted(&mut sq, doorbell::Ring::Send, count);
+            self.posted(sq, doorbell::Ring::Send, count);
         }
         result
     }
@@ -775,7 +778,7 @@ impl ib::QueuePair<Hca> for Qp {
             Ok(())
         });
         if count != 0 {
-            self.posted(&mut rq, doorbell::Ring::Receive, count);
+            self.posted(rq, doorbell::Ring::Receive, count);
         }
         result
     }

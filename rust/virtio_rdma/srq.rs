@@ -435,6 +435,8 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
             self.hca.stats().add(Counter::RecvsPosted, count);
             // The head of a region is within its memory.
             if queue.ring.publish().unwrap_or(false) && !self.hca.is_broken() {
+                // Nobody who posts waits for the doorbell.
+                drop(guard);
                 self.hca.ring_srq_doorbell(self.srqn);
             }
         }

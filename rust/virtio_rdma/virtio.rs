@@ -32,6 +32,7 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
+        rcu,
         Arc,
         ArcBorrow,
         Mutex, //
@@ -983,6 +984,19 @@ impl Queue {
         unsafe { bindings::virtqueue_disable_cb(self.as_raw()) };
     }
 
+    /// Returns the notice of added buffers, if the device wants it. It is sent without the queue, so that nobody
+    /// waits for the queue until the hypervisor has taken it.
+    pub(crate) fn prepare_kick<'rcu>(&mut self, _rcu: &'rcu rcu::Guard) -> Option<Notice<'rcu>> {
+        // SAFETY: By the type invariants `vq` is valid.
+        let wanted = unsafe { bindings::virtqueue_kick_prepare(self.as_raw()) };
+        // INVARIANT: `vq` is valid now. `Found` is dropped when this queue is gone, and waits for a grace period
+        // before it deletes the virtqueue.
+        wanted.then_some(Notice {
+            vq: self.vq,
+            _rcu: PhantomData,
+        })
+    }
+
     /// Tells the device about added buffers, if it wants to know.
     pub(crate) fn kick(&mut self) {
         // SAFETY: By the type invariants `vq` is valid. If the transport fails, it breaks the
@@ -1002,6 +1016,26 @@ impl Queue {
         for exchange in &mut self.exchanges {
             exchange.added = false;
         }
+    }
+}
+
+/// A notice for the device that buffers were added to a queue. It may be sent when somebody else has the queue, or
+/// nobody.
+///
+/// # Invariants
+///
+/// `vq` is valid for `'rcu`.
+pub(crate) struct Notice<'rcu> {
+    vq: NonNull<bindings::virtqueue>,
+    _rcu: PhantomData<&'rcu rcu::Guard>,
+}
+
+impl Notice<'_> {
+    /// Sends the notice. Any context.
+    pub(crate) fn send(self) {
+        // SAFETY: By the type invariants `vq` is valid, and a virtqueue may be notified beside anything else that
+        // is done with it. If the transport fails, it breaks the queue, and whoever adds the next buffer sees that.
+        unsafe { bindings::virtqueue_notify(self.vq.as_ptr()) };
     }
 }
 
