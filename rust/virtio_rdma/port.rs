@@ -83,6 +83,7 @@ pub(crate) fn query(dev: &ib::Device<Hca>, port: u32, attr: &mut bindings::ib_po
     attr.active_mtu = active_mtu(reply.max_mtu, netdev.map(|(_, mtu)| mtu));
     attr.phys_mtu = u32::from_le(reply.phys_mtu);
     attr.gid_tbl_len = gid_table_len(&reply);
+    attr.set_ip_gids(1);
     attr.port_cap_flags = u32::from_le(reply.port_cap_flags) & bindings::VIRTIO_RDMA_PORT_CM_SUP;
     attr.max_msg_sz = u32::from_le(reply.max_msg_sz);
     attr.bad_pkey_cntr = u32::from_le(reply.bad_pkey_cntr);

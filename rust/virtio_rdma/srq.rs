@@ -417,6 +417,10 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         (*self.max_wr.lock(), self.max_sge)
     }
 
+    fn details(&self, details: &mut ib::Details<'_>) -> Result {
+        details.put(c"srqn", self.srqn)
+    }
+
     fn post_recv(&self, wrs: &mut ib::RecvWrs<'_>) -> Result {
         let mut guard = self.queue.lock();
         let Some(queue) = &mut *guard else {

@@ -63,7 +63,15 @@ port_counters()
 	fi
 }
 
-# details KIND PATTERN: looks at an object of a program that has objects of all kinds.
+# show KIND PATTERN: looks for PATTERN in what rdma(8) shows of the objects of a kind.
+show()
+{
+	rdma resource show "$1" link "$DEVICE" -dd >/tmp/details.$$ 2>&1 ||
+		rdma resource show "$1" dev "$DEVICE" -dd >/tmp/details.$$ 2>&1
+	grep -Eq "$2" /tmp/details.$$
+}
+
+# details KIND PATTERN: looks at an object of a program that has objects of all kinds but SRQs.
 details()
 {
 	# The output of the program before this one must not be there.
@@ -71,24 +79,41 @@ details()
 	python3 "$DIR/verbs/traffic.py" >/tmp/counters.$$ 2>&1 &
 	TRAFFIC=$!
 	wait_for grep -q running /tmp/counters.$$
-	rdma resource show "$1" link "$DEVICE" -dd >/tmp/details.$$ 2>&1 ||
-		rdma resource show "$1" dev "$DEVICE" -dd >/tmp/details.$$ 2>&1
+	show "$1" "$2"
+	SHOWN=$?
 	kill "$TRAFFIC"
 	wait "$TRAFFIC" 2>/dev/null
-	grep -Eq "$2" /tmp/details.$$ && return
-	sed 's/^/# /' /tmp/details.$$
-	return 1
+	[ "$SHOWN" = 0 ] || sed 's/^/# /' /tmp/details.$$
+	return "$SHOWN"
+}
+
+# details_of_srq PATTERN: looks at the SRQ of a program that waits for its peer.
+details_of_srq()
+{
+	ibv_srq_pingpong -d "$DEVICE" -g 0 >/tmp/counters.$$ 2>&1 &
+	SERVER=$!
+	wait_for show srq "$1"
+	SHOWN=$?
+	kill "$SERVER"
+	wait "$SERVER" 2>/dev/null
+	[ "$SHOWN" = 0 ] || sed 's/^/# /' /tmp/counters.$$ /tmp/details.$$
+	return "$SHOWN"
 }
 
 statistic() { rdma statistic show link "$DEVICE/1" | xargs | grep -Eq 'sends_posted [0-9]+ .*commands [0-9]+'; }
 
 ktap_print_header
-ktap_set_plan 7
+ktap_set_plan 8
 port_counters "port_counters_grow" grow
 port_counters "port_counters_rest" quiet
 port_counters "port_counters_standard" standard
 ktap_test_result "resource_qp" details qp 'drv_state 3 .*drv_sq_depth [1-9]'
 ktap_test_result "resource_cq" details cq 'drv_cqn [0-9]+ drv_rings [01]'
 ktap_test_result "resource_mr" details mr 'drv_mrn [0-9]+'
+if ibv_devinfo -v -d "$DEVICE" | grep -Eq 'max_srq:[^0-9]*[1-9]'; then
+	ktap_test_result "resource_srq" details_of_srq 'drv_srqn [0-9]+'
+else
+	ktap_test_skip "resource_srq # $DEVICE has no SRQs"
+fi
 ktap_test_result "statistic" statistic
 ktap_finished

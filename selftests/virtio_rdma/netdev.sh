@@ -49,6 +49,13 @@ address_flood()
 active_mtu() { ibv_devinfo -d "$DEVICE" | awk '/active_mtu/ { print $2 }'; }
 mtu_is() { [ "$(active_mtu)" = "$1" ]; }
 
+# IBV_PORT_IP_BASED_GIDS: the GIDs are those of the interface's IP addresses.
+says_ip_based_gids()
+{
+	flags=$(ibv_devinfo -v -d "$DEVICE" | sed -n 's/.*port_cap_flags:[^0-9]*//p')
+	[ $((flags & 1 << 26)) != 0 ]
+}
+
 mtu_follows()
 {
 	was=$(cat "/sys/class/net/$NETDEV/mtu")
@@ -60,11 +67,12 @@ mtu_follows()
 }
 
 ktap_print_header
-ktap_set_plan 6
+ktap_set_plan 7
 ktap_test_result "link_down_up" link_down_up
 ktap_test_result "address_add_del" address_add_del
 ktap_test_result "address_ipv6" address_ipv6
 ktap_test_result "address_flood" address_flood
 ktap_test_result "mtu_follows" mtu_follows
+ktap_test_result "says_ip_based_gids" says_ip_based_gids
 ktap_test_result "usable" usable
 ktap_finished

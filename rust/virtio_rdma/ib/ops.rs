@@ -107,6 +107,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         fill_res_cq_entry: Some(cq::fill_res_cq_entry::<D>),
         fill_res_mr_entry: Some(mr::fill_res_mr_entry::<D>),
         fill_res_qp_entry: Some(qp::fill_res_qp_entry::<D>),
+        fill_res_srq_entry: Some(srq::fill_res_srq_entry::<D>),
         alloc_hw_port_stats: Some(stats::alloc_hw_port_stats::<D>),
         get_hw_stats: Some(stats::get_hw_stats::<D>),
         size_ib_ah: Ah::<D>::SIZE,

@@ -20,6 +20,10 @@ use super::{
         Srq,
         Xrcd, //
     },
+    restrack::{
+        self,
+        Details, //
+    },
     udata::Udata,
     wr::{
         finish_post,
@@ -106,6 +110,13 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
 
     /// Returns the number of work requests that the SRQ has room for, and SGEs of each. May sleep.
     fn sizes(&self) -> (u32, u32);
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 
     /// Posts receive work requests. Any context.
     ///
@@ -304,4 +315,18 @@ pub(super) unsafe extern "C" fn post_srq_recv<D: Driver>(
     // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
     // pointer.
     unsafe { finish_post(result, wrs.current(), bad) }
+}
+
+/// The operation `fill_res_srq_entry`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn fill_res_srq_entry<D: Driver>(
+    message: *mut bindings::sk_buff,
+    raw: *mut bindings::ib_srq,
+) -> c_int {
+    // SAFETY: The core calls with an SRQ of this driver that it keeps until this returns, and with a message
+    // that nobody else uses.
+    unsafe { restrack::nest(message, |details| Srq::<D>::from_raw(raw).details(details)) }
 }
