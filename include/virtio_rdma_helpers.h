@@ -3,7 +3,8 @@
  * C functions for what the kernel's headers have as inline functions or macros
  * only, so that Rust can call them, and for members of struct net_device and
  * struct pci_dev, which bindgen does not see in every configuration. Each is
- * named after what it stands for and does nothing else.
+ * named after what it stands for and does nothing else. The last ones are
+ * operations of the RDMA core, for the sake of their types.
  */
 #ifndef _VIRTIO_RDMA_HELPERS_H
 #define _VIRTIO_RDMA_HELPERS_H
@@ -100,5 +101,13 @@ bool virtio_rdma_need_resched(void);
 struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype);
 int virtio_rdma_nla_nest_end(struct sk_buff *skb, struct nlattr *start);
 void virtio_rdma_nla_nest_cancel(struct sk_buff *skb, struct nlattr *start);
+
+int virtio_rdma_req_notify_cq(struct ib_cq *cq, enum ib_cq_notify_flags flags);
+int virtio_rdma_modify_srq(struct ib_srq *srq, struct ib_srq_attr *attr,
+			   enum ib_srq_attr_mask mask, struct ib_udata *udata);
+struct ib_mr *virtio_rdma_alloc_mr(struct ib_pd *pd, enum ib_mr_type mr_type,
+				   u32 max_num_sg);
+enum rdma_link_layer virtio_rdma_get_link_layer(struct ib_device *dev,
+						u32 port);
 
 #endif /* _VIRTIO_RDMA_HELPERS_H */

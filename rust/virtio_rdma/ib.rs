@@ -45,6 +45,7 @@ pub(crate) use ah::{
     AhAttr, //
 };
 pub(crate) use cq::{
+    req_notify_cq,
     CompletionQueue,
     CqInitAttr, //
 };
@@ -55,6 +56,7 @@ pub(crate) use device::{
 pub(crate) use event::EventType;
 pub(crate) use mad::PerfMad;
 pub(crate) use mr::{
+    alloc_mr,
     MemoryRegion,
     UserMemory, //
 };
@@ -65,6 +67,7 @@ pub(crate) use object::{
     Qp,
     Srq, //
 };
+pub(crate) use ops::operations_with_enums;
 pub(crate) use pd::ProtectionDomain;
 pub(crate) use port::GidAttr;
 pub(crate) use qp::{
@@ -82,6 +85,7 @@ pub(crate) use registration::{
 };
 pub(crate) use restrack::Details;
 pub(crate) use srq::{
+    modify_srq,
     SharedReceiveQueue,
     SrqInitAttr,
     SrqType, //

@@ -79,16 +79,14 @@ compile_error!(
 );
 #[cfg(not(target_endian = "little"))]
 compile_error!("virtio_rdma needs a little-endian kernel: nobody has run it on another");
-#[cfg(CONFIG_CFI)]
-compile_error!(
-    "virtio_rdma needs a kernel without CONFIG_CFI: its callbacks have enums as integers"
-);
 
 use pm::Service;
 use startup::{
     start,
     Core, //
 };
+
+ib::operations_with_enums!(hca::Hca);
 
 module! {
     type: Module,

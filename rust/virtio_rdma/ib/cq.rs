@@ -272,7 +272,7 @@ pub(super) unsafe extern "C" fn poll_cq<D: Driver>(
 /// # Safety
 ///
 /// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn req_notify_cq<D: Driver>(
+pub(crate) unsafe fn req_notify_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
 ) -> c_int {

@@ -253,7 +253,7 @@ pub(super) unsafe extern "C" fn rereg_user_mr<D: Driver>(
 /// # Safety
 ///
 /// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn alloc_mr<D: Driver>(
+pub(crate) unsafe fn alloc_mr<D: Driver>(
     pd: *mut bindings::ib_pd,
     mr_type: bindings::ib_mr_type,
     max_num_sg: u32,

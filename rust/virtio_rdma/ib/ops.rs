@@ -37,6 +37,59 @@ use super::{
 };
 use crate::bindings;
 
+/// Defines the functions of a driver that C calls for the operations which take an enum of C. Bindgen makes an
+/// integer of the enum, so that a kernel with CONFIG_CFI sees another type than that by which the core calls: the
+/// table has functions of C (rust/helpers/helpers.c), and those call these.
+macro_rules! operations_with_enums {
+    ($driver:ty) => {
+        /// Does what [`ib::req_notify_cq`] does.
+        ///
+        /// # Safety
+        ///
+        /// Only `virtio_rdma_req_notify_cq()` may call it, for the RDMA core.
+        #[no_mangle]
+        unsafe extern "C" fn virtio_rdma_rust_req_notify_cq(
+            cq: *mut $crate::bindings::ib_cq,
+            flags: u32,
+        ) -> ::kernel::ffi::c_int {
+            // SAFETY: The caller passes on what the RDMA core called it with.
+            unsafe { $crate::ib::req_notify_cq::<$driver>(cq, flags) }
+        }
+
+        /// Does what [`ib::modify_srq`] does.
+        ///
+        /// # Safety
+        ///
+        /// Only `virtio_rdma_modify_srq()` may call it, for the RDMA core.
+        #[no_mangle]
+        unsafe extern "C" fn virtio_rdma_rust_modify_srq(
+            srq: *mut $crate::bindings::ib_srq,
+            attr: *mut $crate::bindings::ib_srq_attr,
+            mask: u32,
+            udata: *mut $crate::bindings::ib_udata,
+        ) -> ::kernel::ffi::c_int {
+            // SAFETY: The caller passes on what the RDMA core called it with.
+            unsafe { $crate::ib::modify_srq::<$driver>(srq, attr, mask, udata) }
+        }
+
+        /// Does what [`ib::alloc_mr`] does.
+        ///
+        /// # Safety
+        ///
+        /// Only `virtio_rdma_alloc_mr()` may call it, for the RDMA core.
+        #[no_mangle]
+        unsafe extern "C" fn virtio_rdma_rust_alloc_mr(
+            pd: *mut $crate::bindings::ib_pd,
+            mr_type: u32,
+            max_num_sg: u32,
+        ) -> *mut $crate::bindings::ib_mr {
+            // SAFETY: The caller passes on what the RDMA core called it with.
+            unsafe { $crate::ib::alloc_mr::<$driver>(pd, mr_type, max_num_sg) }
+        }
+    };
+}
+pub(crate) use operations_with_enums;
+
 /// Returns the commands of uverbs by which the kernel posts and polls for a program.
 pub(super) fn uverbs_cmd_mask() -> u64 {
     [
@@ -58,12 +111,12 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         post_send: Some(qp::post_send::<D>),
         post_recv: Some(qp::post_recv::<D>),
         poll_cq: Some(cq::poll_cq::<D>),
-        req_notify_cq: Some(cq::req_notify_cq::<D>),
+        req_notify_cq: Some(bindings::virtio_rdma_req_notify_cq),
         query_device: Some(device::query_device::<D>),
         query_port: Some(port::query_port::<D>),
         query_port_speed: Some(port::query_port_speed::<D>),
         get_port_immutable: Some(port::get_port_immutable::<D>),
-        get_link_layer: Some(port::get_link_layer),
+        get_link_layer: Some(bindings::virtio_rdma_get_link_layer),
         add_gid: Some(port::add_gid::<D>),
         del_gid: Some(port::del_gid::<D>),
         query_pkey: Some(port::query_pkey::<D>),
@@ -82,7 +135,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         query_qp: Some(qp::query_qp::<D>),
         destroy_qp: Some(qp::destroy_qp::<D>),
         create_srq: Some(srq::create_srq::<D>),
-        modify_srq: Some(srq::modify_srq::<D>),
+        modify_srq: Some(bindings::virtio_rdma_modify_srq),
         query_srq: Some(srq::query_srq::<D>),
         destroy_srq: Some(srq::destroy_srq::<D>),
         post_srq_recv: Some(srq::post_srq_recv::<D>),
@@ -96,7 +149,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         reg_user_mr: Some(mr::reg_user_mr::<D>),
         reg_user_mr_dmabuf: Some(mr::reg_user_mr_dmabuf::<D>),
         rereg_user_mr: Some(mr::rereg_user_mr::<D>),
-        alloc_mr: Some(mr::alloc_mr::<D>),
+        alloc_mr: Some(bindings::virtio_rdma_alloc_mr),
         map_mr_sg: Some(mr::map_mr_sg::<D>),
         dereg_mr: Some(mr::dereg_mr::<D>),
         alloc_mw: Some(mw::alloc_mw::<D>),

@@ -134,18 +134,6 @@ pub(super) unsafe extern "C" fn get_port_immutable<D: Driver>(
     from_result(|| D::port_immutable(dev, port, attr).map(|()| 0))
 }
 
-/// The operation `get_link_layer`.
-///
-/// # Safety
-///
-/// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn get_link_layer(
-    _dev: *mut bindings::ib_device,
-    _port: u32,
-) -> bindings::rdma_link_layer {
-    bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET
-}
-
 /// The operation `query_pkey`.
 ///
 /// # Safety

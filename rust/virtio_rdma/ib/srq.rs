@@ -217,7 +217,7 @@ pub(super) unsafe extern "C" fn create_srq<D: Driver>(
 /// # Safety
 ///
 /// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn modify_srq<D: Driver>(
+pub(crate) unsafe fn modify_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
     mask: bindings::ib_srq_attr_mask,
