@@ -2,6 +2,15 @@
 
 //! Budgets: what one visit of a queue may do before the next queue is visited, and what a round of
 //! visits may.
+//!
+//! What work costs is estimated, because to look at the clock for each message would be a quarter of a small one. An
+//! access to a guest's memory can take longer than any estimate, as its page may have to be made, cleared or read from a
+//! disk. So a round looks at the clock as well, now and then ([`Watch`]).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::host::Clock;
 
 /// What work costs, in nanoseconds: what it takes where nothing of it is in the processor's caches.
 ///
@@ -56,6 +65,83 @@ pub(crate) const BURST_BYTES: u64 = CHUNK;
 /// Bytes that a visit copies while no other queue of the guest is known to have work: about 10 us.
 const LONE_BURST_BYTES: u64 = 4 * CHUNK;
 
+/// How long a round goes on by the clock, whatever it was estimated to cost.
+const LATE: Duration = Duration::from_micros(200);
+
+/// How long what is done between two looks at the clock takes at most, unless something holds the thread up.
+const STALL: Duration = Duration::from_millis(1);
+
+/// Bytes between two looks at the clock, where a message counts as so many more of them: small messages are 16.
+const LOOK_BYTES: u64 = 64 << 10;
+const MESSAGE_BYTES: u64 = LOOK_BYTES / 16;
+
+/// Messages and chunks behind a stall that are each followed by a look, so that only one of them can stall again. They
+/// are so few that a thread that has no processor now and then does not spend its time with looks.
+const WARY: u32 = 1024;
+
+/// Looks at the clock while a round is under way.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// The clock, once a round has begun.
+    clock: Option<Arc<dyn Clock>>,
+    /// What was done since the last look, in bytes.
+    unseen: u64,
+    /// When the first look of the round was, and the last.
+    looks: Option<(Instant, Instant)>,
+    /// Messages and chunks that are still followed by a look each.
+    wary: u32,
+    /// The longest time between two looks, if it was a stall.
+    stall: Duration,
+    /// Whether the round has taken longer than it may.
+    is_late: bool,
+}
+
+impl Watch {
+    /// Begins a round by this clock.
+    pub fn begin(&mut self, clock: &Arc<dyn Clock>) {
+        self.clock.get_or_insert_with(|| Arc::clone(clock));
+        (self.unseen, self.looks) = (0, None);
+        (self.stall, self.is_late) = (Duration::ZERO, false);
+        if self.wary != 0 {
+            self.look();
+        }
+    }
+
+    /// Counts what was done, in bytes.
+    #[inline]
+    fn count(&mut self, bytes: u64) {
+        self.unseen = self.unseen.saturating_add(bytes);
+    }
+
+    /// Returns whether it is time for a look.
+    #[inline]
+    fn is_due(&self) -> bool {
+        self.unseen >= LOOK_BYTES || self.wary != 0 && self.unseen != 0
+    }
+
+    /// Looks at the clock.
+    fn look(&mut self) {
+        self.unseen = 0;
+        let Some(clock) = &self.clock else { return };
+        let now = clock.now();
+        let (first, last) = self.looks.unwrap_or((now, now));
+        self.looks = Some((first, now));
+        let passed = now.saturating_duration_since(last);
+        self.wary = self.wary.saturating_sub(1);
+        if passed >= STALL {
+            self.stall = self.stall.max(passed);
+            self.wary = WARY;
+        }
+        self.is_late = now.saturating_duration_since(first) >= LATE;
+    }
+
+    /// Returns how long the thread was held up since the last call, if it was.
+    #[inline]
+    pub fn take_stall(&mut self) -> Option<Duration> {
+        (!self.stall.is_zero()).then(|| std::mem::take(&mut self.stall))
+    }
+}
+
 /// How much a visit may still do, and what the round has cost so far.
 #[derive(Default)]
 pub(crate) struct Budget {
@@ -68,6 +154,8 @@ pub(crate) struct Budget {
     given: u32,
     /// Nanoseconds that the round has cost so far.
     spent: u64,
+    /// The clock of the round, if somebody waits for its end.
+    pub watch: Watch,
 }
 
 impl Budget {
@@ -88,7 +176,10 @@ impl Budget {
 
     /// Returns whether the visit is over.
     #[inline]
-    pub fn is_over(&self) -> bool {
+    pub fn is_over(&mut self) -> bool {
+        if self.watch.is_due() {
+            self.look();
+        }
         self.left == 0 || self.bytes >= self.most_bytes
     }
 
@@ -97,12 +188,24 @@ impl Budget {
     pub fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(1);
         self.bytes += bytes;
+        self.watch.count(bytes + MESSAGE_BYTES);
+    }
+
+    /// Looks at the clock, and ends the visit if the time of the round is over.
+    #[cold]
+    fn look(&mut self) {
+        self.watch.look();
+        if self.watch.is_late {
+            self.most_bytes = 0;
+        }
     }
 
     /// Counts other work of so many nanoseconds, [`cost`].
     #[inline]
     pub fn work(&mut self, nanoseconds: u64) {
-        self.bytes = self.bytes.saturating_add(nanoseconds.saturating_mul(BYTES_PER_NS));
+        let bytes = nanoseconds.saturating_mul(BYTES_PER_NS);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.watch.count(bytes);
     }
 
     /// Counts work between two visits.
@@ -114,7 +217,7 @@ impl Budget {
     /// Returns whether the round is over.
     #[inline]
     pub fn is_round_over(&self) -> bool {
-        self.spent >= ROUND
+        self.spent >= ROUND || self.watch.is_late
     }
 
     /// Returns how many messages and chunks are left.

@@ -4,6 +4,7 @@
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 counted! {
     /// What a device counts.
@@ -170,6 +171,9 @@ counted! {
         BadDoorbell = "bad_doorbell",
         /// Rings that a change of the memory map took away.
         LostRings = "lost_rings",
+        /// Times that the thread stood still for more than 1 ms at an access to memory of the guest, or of a guest that it
+        /// exchanges messages with, or because it had no processor.
+        Stalls = "stalls",
         /// What all visits have cost, in nanoseconds as the device estimates them.
         Work = "work_ns",
         /// Control requests.
@@ -251,6 +255,24 @@ impl Stats {
                 guest = self.name,
                 kind = counter.name(),
                 "{detail} (further ones are only counted)"
+            );
+        }
+    }
+
+    /// Counts that the thread that serves the guest stood still, for the sake of this guest or of its peer. Logs the first
+    /// time, the second, the fourth and so on.
+    pub fn stalled(&self, time: Duration, peer: Option<&Self>) {
+        let before = self.add(Counter::Stalls, 1);
+        if let Some(peer) = peer {
+            peer.add(Counter::Stalls, 1);
+        }
+        if (before + 1).is_power_of_two() {
+            tracing::warn!(
+                guest = self.name,
+                peer = peer.map(Self::name),
+                "the worker stood still for {time:.1?}, the {}. time: a page of the guest's memory or of its peer's was \
+                 not there at once, or the worker had no processor",
+                before + 1
             );
         }
     }

@@ -3,6 +3,7 @@
 //! All that one guest has, as the thread sees it that serves the guest.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use memory::GuestMemory;
 
@@ -73,6 +74,21 @@ impl Guest {
             Queue::Wire => parked_unless(inbox::visit(hca, round)),
             Queue::Doorbell => doorbell::visit(hca, &mut lock(&self.doorbells), &mut round.budget),
         }
+    }
+
+    /// Notes that the thread stood still for this long while it visited a queue. That may be for the memory of the
+    /// guest, or for that of the peer of a QP.
+    #[cold]
+    pub fn stalled(&self, queue: Queue, time: Duration) {
+        let peer = match queue {
+            Queue::Send(slot) => {
+                let qp = self.hca.qps.get(slot);
+                qp.and_then(|qp| lock(&qp.requester).peer.as_ref().map(|peer| peer.device.clone()))
+            }
+            _ => None,
+        };
+        let peer = peer.filter(|peer| !Arc::ptr_eq(peer, &self.hca));
+        self.hca.stats.stalled(time, peer.as_ref().map(|peer| &peer.stats));
     }
 
     /// Calls `f` with the virtqueue of a queue; `None` if the queue is no virtqueue.

@@ -15,7 +15,7 @@ use super::freeze::Freeze;
 use super::guest::Guest;
 use super::remap::Remap;
 use super::reset::Reset;
-use crate::base::budget::{cost, Budget};
+use crate::base::budget::{cost, Budget, Watch};
 use crate::base::counters::Counter;
 use crate::base::queues::Queue;
 use crate::base::ready_set::Set;
@@ -57,6 +57,8 @@ pub(crate) struct Scheduler {
     outbox: Outbox,
     /// What comes before everything else.
     change: Option<Change>,
+    /// Ends rounds that take longer than they should.
+    watch: Watch,
 }
 
 /// Returns whether a queue that had work is busy-polled.
@@ -75,6 +77,7 @@ impl Scheduler {
             room: Vec::new(),
             outbox: Outbox::default(),
             change: None,
+            watch: Watch::default(),
         }
     }
 
@@ -125,6 +128,16 @@ impl Scheduler {
         hca.ready.begin();
         hca.ready.take(&mut self.active);
         let mut round = Round::default();
+        round.budget.watch = std::mem::take(&mut self.watch);
+        round.budget.watch.begin(hca.network.clock());
+        let next = self.change_or_round(guest, &mut round, budget);
+        self.watch = std::mem::take(&mut round.budget.watch);
+        next
+    }
+
+    /// Goes on with the change that is under way, or makes a round.
+    fn change_or_round(&mut self, guest: &Guest, round: &mut Round, budget: u32) -> Next {
+        let hca = &guest.hca;
         if let Some(mut change) = self.change.take() {
             round.begin(budget, true);
             if !change.run(guest, &mut round.budget) {
@@ -140,10 +153,10 @@ impl Scheduler {
         let is_late = self.expire(guest, &mut round.budget);
         round.batch.completions = std::mem::take(&mut self.room);
         round.outbox = std::mem::take(&mut self.outbox);
-        let worked = self.round(guest, &mut round, budget);
+        let worked = self.round(guest, round, budget);
         hca.stats.add(Counter::Work, round.finish(hca));
         self.room = std::mem::take(&mut round.batch.completions);
-        self.outbox = round.outbox;
+        self.outbox = std::mem::take(&mut round.outbox);
         if worked || is_late || !self.active.is_empty() || !hca.ready.is_empty() {
             return Next::Busy;
         }
@@ -208,6 +221,9 @@ impl Scheduler {
         let given = round.begin(*left, self.active.len() <= 1);
         let visit = guest.visit(queue, round);
         round.end();
+        if let Some(stall) = round.budget.watch.take_stall() {
+            guest.stalled(queue, stall);
+        }
         if matches!(queue, Queue::Doorbell | Queue::Wire) {
             // The rings that a doorbell named, and the QPs that packets were for, are visited in this
             // round.

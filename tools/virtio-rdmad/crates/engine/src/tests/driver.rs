@@ -1596,6 +1596,11 @@ impl Pair {
         if let Some(cable) = cable() {
             [fabric, other] = cable.fabrics(|| fabric_config(&clock));
         }
+        Self::in_fabrics([fabric, other], clock, kind)
+    }
+
+    /// Makes a guest in each of these networks.
+    fn in_fabrics([fabric, other]: [Arc<Fabric>; 2], clock: Arc<TestClock>, kind: u32) -> Self {
         let mut a = Guest::new(&fabric, &clock, 1);
         let mut b = Guest::new(&other, &clock, 2);
         let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
@@ -1604,11 +1609,20 @@ impl Pair {
 
     /// Makes two guests whose QPs are connected and in RTS.
     pub fn new() -> Self {
-        let mut pair = Self::unconnected(VIRTIO_RDMA_QPT_RC);
-        let [a, b] = pair.ends;
-        pair.a.connect(a.qpn, pair.b.gid, b.qpn);
-        pair.b.connect(b.qpn, pair.a.gid, a.qpn);
-        pair
+        Self::unconnected(VIRTIO_RDMA_QPT_RC).connected()
+    }
+
+    /// Makes two such guests of a network with another clock, which moves this one.
+    pub fn by_clock(other: Arc<dyn Clock>, clock: Arc<TestClock>) -> Self {
+        let fabric = Fabric::new(FabricConfig { clock: other, ..fabric_config(&clock) });
+        Self::in_fabrics([fabric.clone(), fabric], clock, VIRTIO_RDMA_QPT_RC).connected()
+    }
+
+    fn connected(mut self) -> Self {
+        let [a, b] = self.ends;
+        self.a.connect(a.qpn, self.b.gid, b.qpn);
+        self.b.connect(b.qpn, self.a.gid, a.qpn);
+        self
     }
 
     pub fn settle(&self) -> Option<Instant> {

@@ -33,6 +33,7 @@ mod rights;
 mod rings;
 mod schedules;
 mod selective;
+mod slow_memory;
 mod srq;
 mod status;
 mod threads;

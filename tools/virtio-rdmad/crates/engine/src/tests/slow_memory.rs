@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Tests of memory that is not there at once: how long it holds others up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use abi::*;
+
+use super::driver::*;
+use crate::{Clock, Counter};
+
+/// A clock by which everything takes long: each look finds that so many nanoseconds have passed.
+struct SlowClock(Arc<TestClock>, AtomicU64);
+
+impl Clock for SlowClock {
+    fn now(&self) -> Instant {
+        let now = self.0.now() + Duration::from_nanos(self.1.load(Ordering::Relaxed));
+        self.0.advance_to(now);
+        now
+    }
+}
+
+/// Returns two connected guests, by a clock by which the time between two looks is `step` from now on.
+fn pair(step: Duration) -> Pair {
+    let clock = TestClock::new();
+    let slow = Arc::new(SlowClock(clock.clone(), AtomicU64::new(0)));
+    let pair = Pair::by_clock(slow.clone(), clock);
+    slow.1.store(step.as_nanos().try_into().unwrap(), Ordering::Relaxed);
+    pair
+}
+
+/// Posts so many WRITEs of a word, and returns how many are done behind each call of [`crate::Device::run`].
+fn write(pair: &mut Pair, count: u64) -> Vec<u64> {
+    let [a, b] = pair.ends;
+    for wr_id in 0..count {
+        let send = Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]);
+        pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+    }
+    let mut done = Vec::new();
+    while done.last() != Some(&count) {
+        pair.a.device.run(1000);
+        done.push(pair.a.device.counter(Counter::WriteMessages));
+    }
+    done
+}
+
+/// Accesses that take long are not made one behind the other while the peer is locked and other guests wait. The first
+/// time, they are found out late, and later each of them ends the round.
+#[test]
+fn a_slow_access_ends_the_round() {
+    let mut pair = pair(Duration::from_millis(5));
+    assert_eq!(write(&mut pair, 40), [32, 33, 34, 35, 36, 37, 38, 39, 40]);
+    let stalls = |guest: &Guest| guest.device.counter(Counter::Stalls);
+    assert_eq!((stalls(&pair.a), stalls(&pair.b)), (9, 9));
+}
+
+/// A round that takes long ends without a slow access, too.
+#[test]
+fn a_round_ends_by_the_clock() {
+    let mut pair = pair(Duration::from_micros(101));
+    assert_eq!(write(&mut pair, 60), [48, 60]);
+    assert_eq!(pair.a.device.counter(Counter::Stalls), 0);
+}
+
+/// Nothing changes for rounds that are as short as they should be.
+#[test]
+fn fast_memory_makes_long_rounds() {
+    let mut pair = pair(Duration::from_micros(5));
+    assert_eq!(write(&mut pair, 60), [60]);
+}
