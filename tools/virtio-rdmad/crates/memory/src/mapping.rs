@@ -3,6 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{madvise, mmap, mmap_anonymous, Advice, MapFlags, ProtFlags};
@@ -12,12 +13,17 @@ use crate::sigbus::{Lost, Registration};
 use crate::unmap::unmap;
 use crate::{Chunk, MemoryError};
 
+/// Bytes of a block of small pages, of which is known whether they were touched.
+pub(crate) const BLOCK: usize = 2 << 20;
+
 /// A shared mapping of this process, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     addr: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// For small pages of a file: a bit for each block of [`BLOCK`] bytes whose pages were all touched.
+    touched: Option<Box<[AtomicU64]>>,
     /// For memory of a file, which can be lost: what the handler of SIGBUS knows of it.
     registration: Option<Registration>,
     /// Counts a mapping of a file among those of its guest, until it is unmapped.
@@ -48,6 +54,10 @@ impl Mapping {
         let mut mapping = Self::adopt(addr.cast(), len, writable, Some(place))?;
         // SAFETY: the range was mapped just now; the advice does not change what it holds.
         unsafe { madvise(addr, len, Advice::LinuxDontDump) }?;
+        if block == rustix::param::page_size() {
+            let words = len.div_ceil(BLOCK * 64);
+            mapping.touched = Some((0..words).map(|_| AtomicU64::new(0)).collect());
+        }
         mapping.registration = Some(Registration::new(mapping.addr, len, block)?);
         Ok(mapping)
     }
@@ -68,7 +78,7 @@ impl Mapping {
         place: Option<Place>,
     ) -> Result<Self, Errno> {
         let addr = NonNull::new(addr).ok_or(Errno::NOMEM)?;
-        Ok(Self { addr, len, writable, registration: None, _place: place })
+        Ok(Self { addr, len, writable, touched: None, registration: None, _place: place })
     }
 
     /// Returns whether a part of the mapping ever became zeros of this process's own.
@@ -98,6 +108,27 @@ impl Mapping {
     /// Returns the number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns whether this has small pages of a file, and none of hugetlbfs.
+    pub(crate) fn has_small_pages(&self) -> bool {
+        self.touched.is_some()
+    }
+
+    /// Returns whether the pages of this block were all touched.
+    pub(crate) fn is_touched(&self, block: usize) -> bool {
+        self.touched_word(block).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Notes that the pages of this block were all touched.
+    pub(crate) fn set_touched(&self, block: usize) {
+        if let Some((word, bit)) = self.touched_word(block) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    fn touched_word(&self, block: usize) -> Option<(&AtomicU64, u64)> {
+        Some((self.touched.as_ref()?.get(block / 64)?, 1 << (block % 64)))
     }
 
     /// Returns whether the mapping may be written.

@@ -37,13 +37,18 @@ fn map(fd: &OwnedFd, len: u64) -> GuestMemory {
     GuestMemory::default().with_region(&region(fd, 0, len, 0)).unwrap()
 }
 
-/// Returns the `VmFlags` of the mapping at the beginning of `memory`.
-fn vm_flags(memory: &GuestMemory) -> String {
+/// Returns what `/proc/self/smaps` says of the mapping at the beginning of `memory`.
+fn smaps(memory: &GuestMemory, what: &str) -> String {
     let addr = format!("{:?}", memory.slice(0, 1).unwrap());
     let addr = addr.split("addr: 0x").nth(1).unwrap().split(',').next().unwrap().to_owned();
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = maps.lines().skip_while(|line| !line.starts_with(&format!("{addr}-")));
-    lines.find_map(|line| line.strip_prefix("VmFlags: ")).unwrap().to_owned()
+    lines.find_map(|line| line.strip_prefix(what)).unwrap().trim().to_owned()
+}
+
+/// Returns the `VmFlags` of the mapping at the beginning of `memory`.
+fn vm_flags(memory: &GuestMemory) -> String {
+    smaps(memory, "VmFlags: ")
 }
 
 #[test]
@@ -53,6 +58,41 @@ fn core_dumps_leave_guest_memory_out() {
     let Some(fd) = huge(1) else { return };
     let flags = vm_flags(&map(&fd, HUGE));
     assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+}
+
+/// Pages that were touched are there, and are not touched once more where that is known of all around them.
+#[test]
+fn pages_that_are_touched_are_there() {
+    const LEN: usize = (4 << 20) + 0x3000;
+    let fd = memfd(LEN as u64);
+    rustix::io::pwrite(&fd, &vec![1; LEN], 0).unwrap();
+    let memory = map(&fd, LEN as u64);
+    let touch = |start: usize, len: usize, most: usize| {
+        let slice = memory.slice(start as u64, len as u64).unwrap();
+        let (mut at, mut pages) = (0, 0);
+        while at < len {
+            let (done, touched) = slice.touch(at, most).unwrap();
+            assert!(done > 0 && touched <= most);
+            (at, pages) = (at + done, pages + touched);
+        }
+        assert_eq!(at, len);
+        assert!(slice.touch(len, most).is_err());
+        pages
+    };
+    assert_eq!(smaps(&memory, "Rss:"), "0 kB");
+    assert_eq!(touch(0xfff, 2, 1), 2);
+    assert_eq!(touch(0x1001, (2 << 20) - 0x1001, 16), 511);
+    assert_eq!(touch(0, LEN, 16), 2 * 512 + 3);
+    assert_eq!(smaps(&memory, "Rss:"), format!("{} kB", LEN >> 10));
+    assert_eq!(touch(0x123, LEN - 0x123, 16), 3, "the last block is no whole one");
+    // Memory without a file, and huge pages.
+    assert_eq!(
+        GuestMemory::anonymous(&[(0, 0x1000)]).unwrap().slice(0, 2).unwrap().touch(0, 1),
+        Ok((2, 0))
+    );
+    if let Some(fd) = huge(1) {
+        assert_eq!(map(&fd, HUGE).slice(0, 2).unwrap().touch(1, 1), Ok((1, 0)));
+    }
 }
 
 /// QEMU leaves holes in the memory of a PC, so that regions begin and end within a huge page.

@@ -31,6 +31,8 @@ pub(crate) mod cost {
     pub const EVENT: u64 = 60;
     /// To find a page of memory.
     pub const PAGE: u64 = 50;
+    /// To have this process find a page of a file.
+    pub const TOUCH: u64 = 500;
     /// To free what was known of a page.
     pub const FREE: u64 = 10;
     /// To copy an entry of a ring to another.
@@ -162,6 +164,11 @@ impl Budget {
     /// Returns a budget that is not exhausted before all is done.
     pub fn endless() -> Self {
         Self { left: u32::MAX, given: u32::MAX, most_bytes: u64::MAX, ..Self::default() }
+    }
+
+    /// Returns whether nothing ends before all is done, because somebody waits for it.
+    pub fn is_endless(&self) -> bool {
+        self.most_bytes == u64::MAX
     }
 
     /// Begins a visit of at most `most` messages or chunks, which may be longer if it is `alone`: no

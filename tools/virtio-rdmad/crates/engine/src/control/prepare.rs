@@ -98,9 +98,8 @@ impl PreparedMemory {
             return true;
         }
         let (backing, write, room) = (&self.backing, self.write, self.room);
-        self.resolving
-            .get_or_insert_with(|| Resolving::new(backing, write, room))
-            .run(memory, budget)
+        let resolving = self.resolving.get_or_insert_with(|| Resolving::new(backing, write, room));
+        resolving.run(memory, budget) && resolving.touch(budget)
     }
 
     /// Returns what the region is made of, and where that is.

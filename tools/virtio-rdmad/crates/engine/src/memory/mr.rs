@@ -17,6 +17,10 @@ use crate::base::image::{require, Wrong};
 /// Pages of a region that are freed at a time.
 const FREED: usize = 256;
 
+/// Pages of a region that are touched at a time, and all that are. The others are found when they are used.
+const TOUCHED: usize = 16;
+const MOST_TOUCHED: usize = 1 << 18;
+
 /// What a region is made of, in guest addresses.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Backing {
@@ -379,6 +383,9 @@ pub(crate) struct Resolving {
     start: u64,
     found: Vec<Extent>,
     failed: Option<ResolveError>,
+    /// The extent that is touched next, where in it, and how many pages were touched.
+    next: (usize, usize),
+    touched: usize,
 }
 
 impl Resolving {
@@ -388,8 +395,9 @@ impl Resolving {
             Backing::Dma => None,
             Backing::Ranges(ranges) => Some(Arc::clone(ranges)),
         };
-        let (found, failed) = (Vec::new(), None);
-        Self { ranges, write, room, at: 0, done: 0, start: 0, found, failed }
+        let (at, done, start, found, failed) = (0, 0, 0, Vec::new(), None);
+        let (next, touched) = ((0, 0), 0);
+        Self { ranges, write, room, at, done, start, found, failed, next, touched }
     }
 
     /// Goes on until the budget is exhausted; whether it has come to an end.
@@ -404,6 +412,33 @@ impl Resolving {
         }
         // What was found before is of no use.
         self.failed.is_none() || self.shed(budget)
+    }
+
+    /// Touches the pages that were found until the budget is exhausted; whether all are that should be.
+    ///
+    /// The pages exist, because the guest has pinned them: programs of the guest have written them, or read them from
+    /// files. But this process has not found most of them, and would do so one by one in the path of messages, with the
+    /// QP of a peer locked, and at three times the price. A region of all memory is not touched: the guest has not pinned
+    /// it, and may never use most of it.
+    pub fn touch(&mut self, budget: &mut Budget) -> bool {
+        if self.failed.is_some() || budget.is_endless() {
+            return true;
+        }
+        while self.touched < MOST_TOUCHED {
+            let Some(Extent { slice, .. }) = self.found.get(self.next.0) else { return true };
+            if budget.is_over() {
+                return false;
+            }
+            // It begins within the slice.
+            let (len, pages) = slice.touch(self.next.1, TOUCHED).unwrap_or((slice.len(), 0));
+            budget.work(cost::PAGE + pages as u64 * cost::TOUCH);
+            self.touched += pages;
+            self.next.1 += len;
+            if self.next.1 >= slice.len() {
+                self.next = (self.next.0 + 1, 0);
+            }
+        }
+        true
     }
 
     /// Frees what was found, until the budget is exhausted; whether nothing is left.

@@ -2,13 +2,17 @@
 
 //! Tests of memory that is not there at once: how long it holds others up.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::*;
+use memory::Region;
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 
 use super::driver::*;
+use crate::base::budget::cost;
 use crate::{Clock, Counter};
 
 /// A clock by which everything takes long: each look finds that so many nanoseconds have passed.
@@ -69,4 +73,33 @@ fn a_round_ends_by_the_clock() {
 fn fast_memory_makes_long_rounds() {
     let mut pair = pair(Duration::from_micros(5));
     assert_eq!(write(&mut pair, 60), [60]);
+}
+
+/// The pages of a region are found while it is registered, in steps, unless all of them were found before. Those of all
+/// memory are not.
+#[test]
+fn pages_are_found_before_they_are_used() {
+    const AT: u64 = 1 << 42;
+    const PAGES: u64 = 1024;
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, PAGES << 12).unwrap();
+    let region =
+        Region { guest_addr: AT, len: PAGES << 12, fd: file.as_fd(), offset: 0, writable: true };
+    guest.memory = guest.memory.with_region(&region).unwrap();
+    guest.device.set_memory(&guest.memory);
+    let pdn = guest.create_pd();
+    let work = |guest: &Guest| guest.device.counter(Counter::Work);
+    let before = work(&guest);
+    let request = virtio_rdma_cmd_get_dma_mr { pdn, access_flags: ALL };
+    guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_GET_DMA_MR, &request).unwrap();
+    assert!(work(&guest) - before < 10 * cost::TOUCH);
+    let before = work(&guest);
+    guest.reg_mr(pdn, AT, PAGES << 12, ALL);
+    let taken = work(&guest) - before;
+    assert!(taken > PAGES * cost::TOUCH && taken > TURN, "{taken}");
+    let before = work(&guest);
+    guest.reg_mr(pdn, AT, PAGES << 12, ALL);
+    assert!(work(&guest) - before < taken / 10);
 }
