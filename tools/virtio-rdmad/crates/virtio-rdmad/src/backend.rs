@@ -41,6 +41,11 @@ impl GuestBackend {
         queues.into_iter().try_for_each(|queue| self.watch(queue.index, queue.kick))
     }
 
+    /// Returns whether the driver has started the device, and nobody has reset it since.
+    pub fn is_started(&self) -> bool {
+        self.started
+    }
+
     /// Has the poller watch the kick of a queue, if that is a descriptor.
     fn watch(&mut self, queue: u16, kick: Option<Arc<OwnedFd>>) -> Result<(), String> {
         let Some(kick) = kick else { return Ok(()) };

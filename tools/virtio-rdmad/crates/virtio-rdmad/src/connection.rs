@@ -307,10 +307,11 @@ impl Connection {
         Ok(self.busy)
     }
 
-    /// Asks the guest's driver for a reset if memory of the guest was lost.
+    /// Ends what the guest's device does if memory of the guest was lost, and asks the driver for a reset.
     ///
     /// The device has zeros in its place, which the guest does not see. So nothing that the device
-    /// does with that memory can be trusted any more.
+    /// does with that memory can be trusted any more. The device does not wait for the driver: what peers write to a
+    /// guest that ignores its loss would fill memory of this process, for which no limit of the guest counts.
     fn notice_losses(&mut self) {
         let losses = memory::losses();
         if losses == self.losses {
@@ -318,18 +319,15 @@ impl Connection {
         }
         self.losses = losses;
         let lost = self.server.memory().take_losses();
-        let _span = self.span.enter();
-        for Loss { region, offset, len, poisoned } in &lost {
-            let cause =
-                if *poisoned { "a memory error of this host" } else { "its file has lost it" };
-            tracing::error!(
-                "{len} bytes at {offset:#x} of the memory region at {region:#x} are zeros now: \
-                 {cause}; the device needs a reset"
-            );
+        let Some(first) = lost.first() else { return };
+        let span = self.span.clone();
+        let _span = span.enter();
+        // What is lost behind the first loss was in use until the reset has come to its end.
+        if self.backend.is_started() {
+            report_loss(first, lost.len());
         }
-        if !lost.is_empty() {
-            self.server.needs_reset();
-        }
+        self.server.needs_reset();
+        self.backend.reset();
     }
 
     /// Notes that the turn that ended at `now` had work and took `time`.
@@ -358,6 +356,17 @@ impl Connection {
             Next::Busy | Next::Idle => None,
         });
     }
+}
+
+/// Logs the first of so many losses.
+fn report_loss(first: &Loss, count: usize) {
+    let Loss { region, offset, len, poisoned } = first;
+    let cause = if *poisoned { "a memory error of this host" } else { "its file has lost it" };
+    tracing::error!(
+        "{len} bytes at {offset:#x} of the memory region at {region:#x} are zeros now: {cause}; {} other regions have \
+         lost memory; the device is reset, and its driver has to reset it as well",
+        count - 1
+    );
 }
 
 impl Drop for Connection {

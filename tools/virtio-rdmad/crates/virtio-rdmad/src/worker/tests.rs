@@ -259,6 +259,10 @@ fn a_guest_that_loses_its_memory_takes_nobody_along() {
     bench.worker.sleep().unwrap();
     bench.settle();
     assert_eq!((lost.status(), other.status()), (0x40, 0));
+    // A driver that goes on regardless has no device: what peers write to it would fill memory of this process.
+    let [lost_device, other_device] = [0, 1].map(|guest| bench.guests[guest].device.status());
+    assert!(!lost_device.started && other_device.started);
+    assert_eq!((lost_device.pds, other_device.pds), (0, 2));
 }
 
 #[test]
