@@ -11,6 +11,7 @@ pub(crate) mod request;
 pub(crate) mod srq;
 pub(crate) mod users;
 pub(crate) mod virtqueue;
+pub(crate) mod waiters;
 pub(crate) mod work_queue;
 pub(crate) mod wq_ring;
 pub(crate) mod wqe;

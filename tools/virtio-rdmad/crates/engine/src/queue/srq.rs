@@ -2,22 +2,41 @@
 
 //! Shared receive queues (IBA 10.2.9; specification, 13.6).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_qp_ring, virtio_rdma_srq_ring};
 use memory::{GuestMemory, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::users::{Failing, Users};
+use super::waiters::Waiters;
 use super::wq_ring::{self, Kind, MovingWq, Shape, Sizes, WqRing, WqRingError};
 use super::wqe::{receive_entry_len, Popped, ReceiveWqe};
+use crate::base::host::Clock;
 use crate::base::image::{require, Wrong};
 use crate::base::limits::{Limits, MAX_SGE};
 use crate::memory::page_list::{check_region, find_pages, Range};
 
 // `Shape::check` keeps entries out of the head of either kind of region.
 const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());
+
+/// How long work requests are set aside for QPs that have to come for them. The requester of one may have come to an end
+/// meanwhile, or its worker may be late.
+const SET_ASIDE: Duration = Duration::from_millis(2);
+
+/// What becomes of a QP for which there is no work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// It does not wait: what it was to receive is dropped, or is sent again from another host. So it takes a work
+    /// request that was set aside for another QP, too.
+    No,
+    /// Its requester asks again by itself.
+    AsksAgain,
+    /// It is roused when there is one.
+    Roused,
+}
 
 /// Why an SRQ gives no more work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,10 +75,10 @@ pub(crate) struct Srq {
     pub users: Users,
     /// The owner was asked for a doorbell.
     asleep: bool,
-    /// Places of the QPs that wait for a work request.
-    waiting: BTreeSet<u16>,
-    /// Places of those that waited, and are to look again.
-    roused: BTreeSet<u16>,
+    /// The QPs that wait for a work request.
+    waiters: Waiters,
+    /// When those of them that have to come by themselves lose what is set aside for them.
+    set_aside_until: Option<Instant>,
     /// Work requests that QPs took and did not complete before they were reset or
     /// destroyed. They are taken first, so there are never more than QPs.
     returned: VecDeque<ReceiveWqe>,
@@ -133,8 +152,8 @@ impl Saved {
             ends,
             users: Users::load(self.failing),
             asleep: self.asleep,
-            waiting: BTreeSet::new(),
-            roused: BTreeSet::new(),
+            waiters: Waiters::default(),
+            set_aside_until: None,
             returned: self.returned.into(),
         })
     }
@@ -169,73 +188,106 @@ impl Srq {
             ends: false,
             users: Users::default(),
             asleep: false,
-            waiting: BTreeSet::new(),
-            roused: BTreeSet::new(),
+            waiters: Waiters::default(),
+            set_aside_until: None,
             returned: VecDeque::new(),
         }
     }
 
-    /// Takes the next work request into `wqe`, for the QP in place `slot`. If there
-    /// is none and the QP `waits`, its owner is asked for a doorbell, which
-    /// rouses the QP.
+    /// Takes the next work request into `wqe`, for the QP in place `slot`. Where there are fewer than QPs that wait, each
+    /// QP has one in its turn. If there is none for this one and it waits to be roused, the owner is asked for a doorbell.
     pub fn take(
         &mut self,
         slot: u16,
-        waits: bool,
+        wait: Wait,
         wqe: &mut ReceiveWqe,
+        clock: &dyn Clock,
     ) -> Result<Popped, SrqError> {
         if self.in_error {
             return Err(SrqError::InError);
         }
+        // It stands in line once, whatever the index does meanwhile.
+        let mut is_in_line = wait == Wait::No;
+        loop {
+            if wait == Wait::No || self.waiters.admit(slot, || self.left() as usize) {
+                if let Some(taken) = self.take_next(wqe)? {
+                    self.stop_waiting(slot);
+                    return Ok(taken);
+                }
+            }
+            if is_in_line {
+                return Ok(Popped::Empty);
+            }
+            is_in_line = true;
+            self.stand_in_line(slot, wait, clock.now());
+        }
+    }
+
+    /// Puts a QP in the line for which there is no work request, before it looks once more.
+    fn stand_in_line(&mut self, slot: u16, wait: Wait, now: Instant) {
+        self.forget_late(now);
+        self.waiters.join(slot, wait == Wait::AsksAgain);
+        self.set_aside_until(now);
+        if wait == Wait::Roused {
+            self.asleep = true;
+            self.ring.sleep();
+        }
+    }
+
+    /// Takes the next work request, if there is one.
+    #[inline]
+    fn take_next(&mut self, wqe: &mut ReceiveWqe) -> Result<Option<Popped>, SrqError> {
         if let Some(returned) = self.returned.pop_front() {
             *wqe = returned;
-            self.stop_waiting(slot);
-            return Ok(Popped::Taken);
+            return Ok(Some(Popped::Taken));
         }
-        // The owner is asked once, whatever the index does meanwhile.
-        let mut asked = false;
-        loop {
-            if let Some((index, entry)) = self.ring.pop()? {
-                let read = wqe.read_entry(index, entry, self.config.max_sge);
-                self.ring.publish_consumer();
-                self.stop_waiting(slot);
-                return Ok(read.into());
-            }
-            if asked || !waits {
-                return Ok(Popped::Empty);
-            }
-            asked = true;
-            self.asleep = true;
-            self.waiting.insert(slot);
-            if !self.ring.sleep() {
-                return Ok(Popped::Empty);
-            }
-        }
+        let Some((index, entry)) = self.ring.pop()? else { return Ok(None) };
+        let read = wqe.read_entry(index, entry, self.config.max_sge);
+        self.ring.publish_consumer();
+        Ok(Some(read.into()))
     }
 
     /// Notes that the QP in place `slot` waits no longer. The owner is asked for doorbells as long as
     /// another QP waits, because a work request that it posts without one would wake nobody.
     fn stop_waiting(&mut self, slot: u16) {
-        self.waiting.remove(&slot);
-        if self.asleep && self.waiting.is_empty() {
+        self.waiters.leave(slot);
+        if self.asleep && self.waiters.is_none_idle() {
             self.asleep = false;
             self.ring.wake_up();
         }
     }
 
-    /// Has the QPs that wait look again, each once; they wait again if they must. Returns `false`, and
-    /// does nothing, while others that waited before are yet to look.
-    pub fn rouse(&mut self) -> bool {
-        let is_free = self.roused.is_empty();
-        if is_free {
-            std::mem::swap(&mut self.waiting, &mut self.roused);
-        }
-        is_free
+    /// Returns the next QP that is to look again: there are as many as work requests, and those that wait longest are
+    /// first. Of an SRQ in error, all look.
+    pub fn rouse(&mut self, now: Instant) -> Option<u16> {
+        self.forget_late(now);
+        let left = if self.in_error { usize::MAX } else { self.left() as usize };
+        self.waiters.rouse(left)
     }
 
-    /// Returns the next QP that is to look again.
-    pub fn next_roused(&mut self) -> Option<u16> {
-        self.roused.pop_first()
+    /// Notes that a QP that was roused cannot look, so that another one does.
+    pub fn skip(&mut self, slot: u16) {
+        self.waiters.leave(slot);
+    }
+
+    /// Returns until when work requests are set aside for QPs that have to come for them, if some are.
+    fn set_aside_until(&mut self, now: Instant) -> Option<Instant> {
+        let has_others = self.waiters.has_others();
+        has_others.then(|| *self.set_aside_until.get_or_insert(now + SET_ASIDE))
+    }
+
+    /// Returns when the SRQ is to be visited because others may not have come for what is set aside for them, if QPs wait
+    /// for that.
+    pub fn next_visit(&mut self, now: Instant) -> Option<Instant> {
+        let waits = !self.waiters.is_none_idle() && self.left() != 0;
+        self.set_aside_until(now).filter(|_| waits)
+    }
+
+    fn forget_late(&mut self, now: Instant) {
+        if self.set_aside_until.is_some_and(|until| until <= now) {
+            self.set_aside_until = None;
+            self.waiters.forget_others();
+        }
     }
 
     /// Begins to move to another ring, in a region that was found; `None` if the work requests that
@@ -345,7 +397,7 @@ impl Srq {
     pub fn leave(&mut self, slot: u16, unfinished: Option<ReceiveWqe>) -> bool {
         self.returned.extend(unfinished);
         self.stop_waiting(slot);
-        !self.returned.is_empty() && !self.waiting.is_empty()
+        !self.waiters.is_none_idle() && self.left() != 0
     }
 
     /// Returns how many work requests wait to be taken.

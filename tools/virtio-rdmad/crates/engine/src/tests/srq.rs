@@ -2,11 +2,15 @@
 
 //! Tests shared receive queues.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use abi::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
-use crate::{Counter, QpState};
+use crate::base::ready_set::Set;
+use crate::{Counter, Limits, QpState};
 
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 const RECV: u32 = VIRTIO_RDMA_WC_RECV;
@@ -23,7 +27,25 @@ struct Bench {
 
 impl Bench {
     fn new(count: usize) -> Self {
-        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        Self::of(Pair::unconnected(VIRTIO_RDMA_QPT_RC), count)
+    }
+
+    /// Makes one whose guests may have as many QPs as it takes, on rings.
+    fn large(count: usize) -> Self {
+        let (fabric, clock) = fabric();
+        let limits = Limits { ring_qp: count as u16 + 2, ..limits() };
+        let setup = Setup { limits, region_count: count as u64 + 4, ..Setup::default() };
+        let guest =
+            |number| Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup.clone());
+        let (mut a, mut b) = with_rings(|| (guest(1), guest(2)));
+        // None of them gives up.
+        (a.rnr_retry, b.rnr_retry) = (7, 7);
+        let kind = VIRTIO_RDMA_QPT_RC;
+        let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
+        Self::of(Pair { clock, fabric, a, b, ends }, count)
+    }
+
+    fn of(mut pair: Pair, count: usize) -> Self {
         let [a, b] = pair.ends;
         let srqn = pair.b.create_srq(b.pdn);
         let mut qps = Vec::new();
@@ -109,14 +131,111 @@ fn a_post_wakes_whoever_waits() {
     });
 }
 
+/// As many requesters are told of receives as there are receives: the others would find nothing.
 #[test]
-fn one_that_helps_itself_leaves_the_others_asleep() {
+fn a_post_rouses_as_many_as_it_serves() {
+    without_upgrades();
+    let mut bench = Bench::large(16);
+    for qp in 0..16 {
+        bench.send(qp, 0);
+    }
+    bench.pair.settle_and_pause();
+    for receives in [1, 2, 3] {
+        for _ in 0..receives {
+            bench.post(0);
+        }
+        bench.pair.b.run();
+        let hca = bench.pair.a.device.hca();
+        let mut roused = Set::new(hca.jobs.count());
+        hca.ready.take(&mut roused);
+        assert_eq!(roused.len(), receives, "requesters that look");
+        (0..hca.jobs.count())
+            .filter(|&job| roused.contains(job))
+            .for_each(|job| hca.ready.set(job));
+        bench.pair.settle();
+        let received = std::iter::from_fn(|| bench.received()).count();
+        assert_eq!(received, receives);
+    }
+}
+
+/// A requester that has come to an end leaves the receive to the next one, at once.
+#[test]
+fn one_that_has_ended_is_passed_over() {
+    without_upgrades();
+    let mut bench = Bench::large(3);
+    for qp in 0..3 {
+        bench.send(qp, 0);
+    }
+    bench.pair.settle_and_pause();
+    bench.pair.a.set_state(bench.qps[0].0, VIRTIO_RDMA_QPS_ERR).unwrap();
+    bench.pair.a.destroy_qp(bench.qps[1].0).unwrap();
+    let passed = bench.pair.clock.passed();
+    bench.post(7);
+    bench.pair.settle();
+    assert_eq!(bench.received(), Some((7, 0, bench.qps[2].1)));
+    assert_eq!(bench.pair.clock.passed(), passed);
+}
+
+/// A requester that said that it asks again, and has come to an end, leaves the receive to the next one in time.
+#[test]
+fn one_that_does_not_come_loses_its_turn() {
+    without_upgrades();
+    let mut bench = Bench::large(2);
+    // The first one has more to send, so it asks by itself.
+    for qp in [0, 0, 0, 1] {
+        bench.send(qp, 0);
+    }
+    bench.pair.settle_and_pause();
+    bench.pair.a.set_state(bench.qps[0].0, VIRTIO_RDMA_QPS_RESET).unwrap();
+    bench.post(7);
+    bench.pair.settle_for(Duration::from_millis(3));
+    assert_eq!(bench.received(), Some((7, 0, bench.qps[1].1)));
+}
+
+/// 16 QPs send as fast as they can, and there are receives for half of them. None of them starves, whether it has one
+/// message under way or many.
+#[test]
+fn receives_in_short_supply_are_shared() {
+    without_upgrades();
+    for backlog in [1, 4, 40] {
+        let mut bench = Bench::large(16);
+        let mut under_way = [0; 16];
+        let mut served = [0_u32; 16];
+        for _ in 0..500 {
+            for (qp, under_way) in under_way.iter_mut().enumerate() {
+                while *under_way < backlog {
+                    bench.send(qp, 0);
+                    *under_way += 1;
+                }
+            }
+            for _ in 0..8 {
+                bench.post(0);
+            }
+            bench.pair.settle_for(Duration::from_micros(100));
+            while let Some((_, status, qpn)) = bench.received() {
+                assert_eq!(status, 0);
+                let qp = bench.qps.iter().position(|(_, to)| *to == qpn).unwrap();
+                served[qp] += 1;
+                under_way[qp] -= 1;
+            }
+            while let Some(cqe) = bench.pair.poll_a() {
+                assert_eq!(cqe.status, 0);
+            }
+        }
+        let (least, sum) = (served.iter().min().unwrap(), served.iter().sum::<u32>());
+        assert!(least * 16 * 5 >= sum, "of {sum} messages with {backlog} under way: {served:?}");
+        assert!(sum >= 500 * 7, "{sum} messages for {} receives", 500 * 8);
+    }
+}
+
+#[test]
+fn one_that_comes_later_has_its_turn() {
     without_upgrades();
     with_rings(|| {
         let mut bench = Bench::new(2);
         bench.send(0, 0);
         bench.pair.settle_and_pause();
-        // QP 1 takes the receive before the owner has sent the doorbell for QP 0.
+        // QP 1 finds the receive before the owner has sent the doorbell for QP 0, and leaves it.
         let key = bench.pair.ends[1].key;
         let sges = [sge(DATA, 64, key)];
         let header = virtio_rdma_rq_wqe { num_sge: 1, reserved_04: 0, wr_id: 1 };
@@ -124,12 +243,16 @@ fn one_that_helps_itself_leaves_the_others_asleep() {
         bench.pair.b.write_srq_entry(bench.srqn, &entry);
         bench.send(1, 1);
         bench.pair.settle();
-        assert_eq!(bench.received(), Some((1, 0, bench.qps[1].1)));
-        // The next post finds that a QP still waits.
+        assert!(bench.received().is_none());
+        // The next post finds that a QP waits.
         bench.post(2);
         bench.pair.settle();
-        assert_eq!(bench.received(), Some((2, 0, bench.qps[0].1)));
+        assert_eq!(bench.received(), Some((1, 0, bench.qps[0].1)));
         assert_eq!(bench.pair.clock.passed(), PAUSE);
+        // QP 1 asks again by itself.
+        bench.pair.settle_and_pause();
+        assert_eq!(bench.received(), Some((2, 0, bench.qps[1].1)));
+        assert_eq!(bench.pair.clock.passed(), 2 * PAUSE);
     });
 }
 

@@ -35,6 +35,7 @@ use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
 use crate::memory::key_table::KeyTable;
 use crate::qp::halves;
 use crate::qp::held::HoldQuota;
+use crate::qp::state::QpState;
 use crate::queue::cq::{Cq, Cqe};
 use crate::queue::cq_ring::Due;
 use crate::queue::event::{asynchronous, completion, Event, Events};
@@ -51,11 +52,13 @@ pub(crate) type Responder = halves::Responder<Hca>;
 pub(crate) type Peer = halves::Peer<Hca>;
 
 impl Responder {
-    /// Has the requester that waits for this responder try again, if one waits.
-    pub fn rouse(&mut self) {
-        if let Some((device, slot)) = self.waiter.take() {
-            device.make_ready(device.jobs.send(slot));
-        }
+    /// Has the requester that waits for this responder try again, if one waits. Returns whether it can do so now: its QP
+    /// has not come to an end, and its guest is not frozen.
+    pub fn rouse(&mut self) -> bool {
+        let Some((device, slot)) = self.waiter.take() else { return false };
+        device.make_ready(device.jobs.send(slot));
+        let sends = |qp: &Qp| matches!(qp.state(), QpState::Rts | QpState::Sqd);
+        !device.is_frozen() && device.qps.get(slot).is_some_and(sends)
     }
 }
 

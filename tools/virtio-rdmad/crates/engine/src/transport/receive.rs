@@ -22,6 +22,7 @@ use crate::base::sync::lock;
 use crate::qp::config::QpConfig;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
+use crate::queue::srq::Wait;
 use crate::queue::wqe::{Flushed, Malformed, Popped};
 
 /// Why no receive was taken.
@@ -80,7 +81,16 @@ impl Receiver<'_> {
         }
         let srq = self.responder.config.and_then(|config| config.srq);
         let popped = match srq {
-            Some(srq) => self.next_shared(srq, waits)?,
+            Some(srq) => {
+                let wait = if !self.is_reliable() || self.responder.inbound.is_some() {
+                    Wait::No
+                } else if waits {
+                    Wait::Roused
+                } else {
+                    Wait::AsksAgain
+                };
+                self.next_shared(srq, wait)?
+            }
             None => self.next_own(waits)?,
         };
         match popped {
@@ -103,8 +113,8 @@ impl Receiver<'_> {
     }
 
     /// Takes the next work request of the QP's SRQ.
-    fn next_shared(&mut self, srq: u16, waits: bool) -> Result<Popped, NoReceive> {
-        srq::take(self.hca, self.slot, srq, self.responder, waits).map_err(|error| {
+    fn next_shared(&mut self, srq: u16, wait: Wait) -> Result<Popped, NoReceive> {
+        srq::take(self.hca, self.slot, srq, self.responder, wait).map_err(|error| {
             self.hca.stats.guest_error(Counter::BadReceiveChain, error);
             fail_srq(self.hca, srq);
             self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));

@@ -8,24 +8,31 @@ use super::failure;
 use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::lock;
-use crate::queue::srq::{Srq, SrqError};
+use crate::queue::srq::{SrqError, Wait};
 use crate::queue::wqe::{Popped, ReceiveWqe};
 
-/// Takes a work request of an SRQ for the QP in place `slot`, into the place of its responder's. If
-/// there is none and the QP `waits`, it is roused when there is one.
+/// Takes a work request of an SRQ for the QP in place `slot`, into the place of its responder's.
 pub(crate) fn take(
     hca: &Hca,
     slot: u16,
     srq: u16,
     responder: &mut Responder,
-    waits: bool,
+    wait: Wait,
 ) -> Result<Popped, SrqError> {
     let wqe = &mut responder.receive;
-    let (taken, limit) = hca
-        .with_srq(srq, |srq| (srq.take(slot, waits, wqe), srq.take_limit_reached()))
-        .unwrap_or((Ok(Popped::Empty), false));
+    let (taken, limit, is_set_aside) = hca
+        .with_srq(srq, |srq| {
+            let taken = srq.take(slot, wait, wqe, hca.clock());
+            let waits = wait == Wait::Roused && matches!(taken, Ok(Popped::Empty));
+            (taken, srq.take_limit_reached(), waits && srq.left() != 0)
+        })
+        .unwrap_or((Ok(Popped::Empty), false, false));
     if limit {
         hca.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, u32::from(srq) + 1);
+    }
+    if is_set_aside {
+        // The others may not come for it, and no doorbell tells of that.
+        hca.make_ready(hca.jobs.srq(srq));
     }
     taken
 }
@@ -58,26 +65,25 @@ pub(crate) fn abandon(hca: &Hca, srq: u16, slot: u16) -> bool {
     true
 }
 
-/// Visits an SRQ whose owner rang, or which has failed: each requester that waits for a work request
-/// tries again. Returns whether some are left at the end of the visit. Own thread only.
+/// Visits an SRQ whose owner rang, or which has failed: as many requesters that wait for a work request try again as there
+/// are work requests. Returns whether some are left at the end of the visit. Own thread only.
 pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
     let next = || hca.with_srq(srq, |srq| srq.users.next_to_fail())?;
     if failure::fail_users(hca, budget, next) {
         return true;
     }
-    let Some(mut all) = hca.with_srq(srq, Srq::rouse) else { return false };
+    let now = hca.clock().now();
     while !budget.is_over() {
-        let Some(slot) = hca.with_srq(srq, Srq::next_roused).flatten() else {
-            if all {
-                return false;
-            }
-            // Those that began to wait since the others were roused.
-            all = hca.with_srq(srq, Srq::rouse) == Some(true);
-            continue;
+        let Some(slot) = hca.with_srq(srq, |srq| srq.rouse(now)).flatten() else {
+            let next = hca.with_srq(srq, |srq| srq.next_visit(now)).flatten();
+            lock(&hca.timers).set(hca.jobs.srq(srq), next);
+            return false;
         };
         budget.work(cost::OBJECT);
-        let Some(qp) = hca.qps.get(slot) else { continue };
-        lock(&qp.responder).rouse();
+        let is_told = hca.qps.get(slot).is_some_and(|qp| lock(&qp.responder).rouse());
+        if !is_told {
+            hca.with_srq(srq, |srq| srq.skip(slot));
+        }
     }
     true
 }

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Who waits for a work request of an SRQ: a line, so that each QP has one in its turn where there are few.
+
+use std::collections::BTreeMap;
+
+/// The QPs that wait for a work request of an SRQ, by place, each in its turn. One that was roused is out of the line: a
+/// work request is set aside for it until it looks.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    /// The turn of each QP that waits or was roused.
+    turns: BTreeMap<u16, u64>,
+    /// Those that wait to be roused, by turn.
+    idle: BTreeMap<u64, u16>,
+    /// Those that ask again by themselves, by turn.
+    asking: BTreeMap<u64, u16>,
+    /// The turn of the one that came last.
+    last: u64,
+}
+
+impl Waiters {
+    /// Returns whether no QP waits to be roused.
+    pub fn is_none_idle(&self) -> bool {
+        self.idle.is_empty()
+    }
+
+    /// Returns whether a work request is set aside for a QP that has to come for it.
+    pub fn has_others(&self) -> bool {
+        self.turns.len() != self.idle.len()
+    }
+
+    fn roused(&self) -> usize {
+        self.turns.len() - self.idle.len() - self.asking.len()
+    }
+
+    /// Adds a QP behind all others, or in the place that it has. It waits to be roused, or asks again by itself.
+    pub fn join(&mut self, slot: u16, asks_again: bool) {
+        let turn = *self.turns.entry(slot).or_insert_with(|| {
+            self.last += 1;
+            self.last
+        });
+        let (to, from) = if asks_again {
+            (&mut self.asking, &mut self.idle)
+        } else {
+            (&mut self.idle, &mut self.asking)
+        };
+        from.remove(&turn);
+        to.insert(turn, slot);
+    }
+
+    /// Removes a QP, which has a work request or waits for none.
+    pub fn leave(&mut self, slot: u16) {
+        if let Some(turn) = self.turns.remove(&slot) {
+            self.idle.remove(&turn);
+            self.asking.remove(&turn);
+        }
+    }
+
+    /// Takes the first QP out of the line that waits to be roused, and returns it: it is to look. `None` if there is none,
+    /// or if those before it need all of the `left` work requests.
+    pub fn rouse(&mut self, left: usize) -> Option<u16> {
+        let first = self.idle.first_entry()?;
+        let ahead = self.asking.range(..first.key()).take(left).count();
+        let roused = self.turns.len() - self.idle.len() - self.asking.len();
+        (left > roused + ahead).then(|| self.idle.pop_first()).flatten().map(|(_, slot)| slot)
+    }
+
+    /// Forgets those that have to come by themselves: what was set aside for them is for others.
+    pub fn forget_others(&mut self) {
+        self.asking.clear();
+        self.turns.retain(|_, turn| self.idle.contains_key(turn));
+    }
+
+    /// Returns whether one of the `left` work requests is for this QP: there are more than QPs before it.
+    #[inline]
+    pub fn admit(&self, slot: u16, left: impl FnOnce() -> usize) -> bool {
+        self.turns.is_empty() || self.admit_in_line(slot, left())
+    }
+
+    #[cold]
+    fn admit_in_line(&self, slot: u16, left: usize) -> bool {
+        let Some(turn) = self.turns.get(&slot) else { return left > self.turns.len() };
+        let ahead = |line: &BTreeMap<u64, u16>| line.range(..turn).take(left).count();
+        let is_in_line = self.idle.contains_key(turn) || self.asking.contains_key(turn);
+        !is_in_line || left > self.roused() + ahead(&self.idle) + ahead(&self.asking)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_roused_as_there_is_work() {
+        let mut waiters = Waiters::default();
+        for slot in [5, 3, 9, 3] {
+            waiters.join(slot, false);
+        }
+        assert_eq!(
+            [waiters.rouse(2), waiters.rouse(2), waiters.rouse(2)],
+            [Some(5), Some(3), None]
+        );
+        // The first one has taken its own: what is left is for the second.
+        waiters.leave(5);
+        assert_eq!(waiters.rouse(1), None);
+        // The second one found nothing. It is in front of the third still.
+        waiters.join(3, false);
+        assert_eq!([waiters.rouse(2), waiters.rouse(2)], [Some(3), Some(9)]);
+        assert!(waiters.is_none_idle() && waiters.has_others());
+        waiters.forget_others();
+        assert!(!waiters.has_others());
+        assert_eq!(waiters.rouse(1), None);
+    }
+
+    #[test]
+    fn whoever_comes_leaves_work_to_those_before() {
+        let mut waiters = Waiters::default();
+        let admits = |waiters: &Waiters, slot, left| waiters.admit(slot, || left);
+        assert!(admits(&waiters, 1, 0));
+        for slot in [5, 3, 9] {
+            waiters.join(slot, slot == 9);
+        }
+        assert_eq!([3, 4].map(|left| admits(&waiters, 1, left)), [false, true]);
+        // Those that wait look by themselves as well.
+        assert_eq!([1, 2].map(|left| admits(&waiters, 3, left)), [false, true]);
+        assert_eq!([2, 3].map(|left| admits(&waiters, 9, left)), [false, true]);
+        assert_eq!(waiters.rouse(1), Some(5));
+        assert_eq!([1, 2].map(|left| admits(&waiters, 3, left)), [false, true]);
+        assert!(admits(&waiters, 5, 1));
+        // One that asks by itself has its turn before those behind it are roused.
+        waiters.leave(5);
+        waiters.join(3, true);
+        waiters.join(7, false);
+        assert_eq!([2, 3].map(|left| waiters.rouse(left)), [None, Some(7)]);
+        // If it does not come, what was set aside for it is for others.
+        waiters.join(8, false);
+        waiters.forget_others();
+        assert_eq!(waiters.rouse(1), Some(8));
+    }
+}
