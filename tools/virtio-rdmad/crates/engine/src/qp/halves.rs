@@ -4,6 +4,8 @@
 //!
 //! `D` is the device that the other end belongs to, of which this floor knows nothing.
 
+use std::mem::offset_of;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -31,16 +33,39 @@ const NO_QP: u8 = u8::MAX;
 
 /// The place of a QP; QP number less one. Its virtqueues stay when the QP goes,
 /// its rings go with it.
+///
+/// A thread of a peer writes the responder while the guest's own writes the requester, so the two have no cache line in
+/// common, nor two lines that a processor fetches as a pair. The state is read by those who lock the responder.
+#[repr(C, align(128))]
 pub(crate) struct Qp<D> {
     /// Changes only under `responder`'s lock.
     state: AtomicU8,
     /// The place of its type in [`QpType::ALL`], or [`NO_QP`]. Changes only under `responder`'s lock.
     kind: AtomicU8,
-    /// Locked by the guest's own thread only.
-    pub requester: Mutex<Requester<D>>,
     /// Locked by the guest's own thread and by that of a peer.
     pub responder: Mutex<Responder<D>>,
+    /// Locked by the guest's own thread, and for a moment by one that asks for the status.
+    pub requester: Apart<Mutex<Requester<D>>>,
 }
+
+/// What has cache lines of its own.
+#[repr(align(128))]
+pub(crate) struct Apart<T>(T);
+
+impl<T> Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+const _: () = {
+    assert!(align_of::<Qp<()>>() == 128 && offset_of!(Qp<()>, requester) % 128 == 0);
+    assert!(offset_of!(Qp<()>, state) < 64 && offset_of!(Qp<()>, responder) < 64);
+    // The user guide says so.
+    assert!(size_of::<Qp<()>>() <= 2048);
+};
 
 impl<D> Default for Qp<D> {
     /// Returns a place without a QP.
@@ -48,8 +73,8 @@ impl<D> Default for Qp<D> {
         Self {
             state: AtomicU8::new(QpState::Reset as u8),
             kind: AtomicU8::new(NO_QP),
-            requester: Mutex::new(Requester::new()),
             responder: Mutex::new(Responder::new()),
+            requester: Apart(Mutex::new(Requester::new())),
         }
     }
 }
