@@ -5,7 +5,7 @@
 //! `D` is the device that the other end belongs to, of which this floor knows nothing.
 
 use std::mem::offset_of;
-use std::ops::Deref;
+use std::ops::{Deref, Range as Span};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -186,6 +186,9 @@ pub(crate) struct Requester<D> {
     pub admission: Admission,
     /// Bytes of it that were copied.
     pub done: u64,
+    /// The members of the multicast group that a datagram under way is yet to reach, by number; `None` before the first.
+    /// An image does not have them: the datagram begins again.
+    pub members: Option<Span<u64>>,
     /// Why it does not go on.
     pub wait: Wait,
     /// How often it is tried again without a receive at the peer.
@@ -220,6 +223,7 @@ impl<D> Requester<D> {
             wqe: SendWqe::empty(),
             admission: Admission::default(),
             done: 0,
+            members: None,
             wait: Wait::No,
             rnr_left: 0,
             asks_again: true,
@@ -244,6 +248,7 @@ impl<D> Requester<D> {
         self.admission = Admission::default();
         self.wait = Wait::No;
         self.done = 0;
+        self.members = None;
         self.rnr_left = self.attr.rnr_retry;
         self.retry_left = self.attr.retry_cnt;
     }

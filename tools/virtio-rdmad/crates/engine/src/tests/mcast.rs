@@ -2,12 +2,14 @@
 
 //! Tests multicast groups, and the counters of the port.
 
+use std::sync::Arc;
+
 use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::datagram::{pair, to_rts, QKEY};
 use super::driver::*;
-use crate::{Counter, DevicePolicy, Gid, Quota};
+use crate::{Counter, DevicePolicy, Gid, Limits, Quota};
 
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 const ATTACH: u32 = VIRTIO_RDMA_CMD_ATTACH_MCAST;
@@ -90,6 +92,67 @@ pub fn a_datagram_reaches_every_member() {
         cast(&mut pair, to, ALL_QPS, QKEY);
         assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(3));
         assert!(pair.poll_b().is_none());
+    }
+}
+
+/// A datagram to a group of any size takes no more of a turn than other messages do.
+#[test]
+fn a_datagram_to_a_large_group_takes_turns() {
+    const QPS: u16 = 32;
+    let (fabric, clock) = fabric();
+    let limits = Limits {
+        ring_qp: QPS + 3,
+        max_mcast_qp_attach: QPS.into(),
+        max_mcast_attach: QPS.into(),
+        ..limits()
+    };
+    let setup = Setup { limits, region_count: u64::from(QPS) + 4, ..Setup::default() };
+    let guest =
+        |number| Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup.clone());
+    let mut sender = with_rings(|| guest(1));
+    let end = End::new(&mut sender, VIRTIO_RDMA_QPT_UD);
+    to_rts(&mut sender, end.qpn, QKEY, false);
+    let mut members: Vec<(Guest, End, u32)> = (2..6)
+        .map(|number| {
+            let mut guest = with_rings(|| guest(number));
+            let end = End::new(&mut guest, VIRTIO_RDMA_QPT_UD);
+            let mut first = None;
+            for _ in 0..QPS {
+                let qpn = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_UD);
+                to_rts(&mut guest, qpn, QKEY, false);
+                guest.post_recv(qpn, qpn.into(), &[sge(DATA, 140, end.key)]);
+                guest.mcast(ATTACH, qpn, group(1)).unwrap();
+                first.get_or_insert(qpn);
+            }
+            (guest, end, first.unwrap())
+        })
+        .collect();
+    let arrived = |members: &[(Guest, End, u32)]| -> u64 {
+        let counters = members.iter().map(|(guest, ..)| &guest.device);
+        counters.map(|device| device.counter(Counter::MulticastRcvPackets)).sum()
+    };
+    let part = [sge(DATA, 100, end.key)];
+    let send = Send::new(7, SEND, &part).ud(group(1), ALL_QPS, QKEY, end.pdn);
+    sender.post_send(end.qpn, &send);
+    let mut before = 0;
+    while sender.poll(end.cqn).is_none() {
+        sender.device.run(64);
+        let after = arrived(&members);
+        assert!((1..=64).contains(&(after - before)), "{} arrivals in a turn", after - before);
+        if before == 0 {
+            // One that has it leaves, and joins again: that moves no other one.
+            let (guest, _, qpn) = &mut members[0];
+            guest.mcast(DETACH, *qpn, group(1)).unwrap();
+            guest.mcast(ATTACH, *qpn, group(1)).unwrap();
+        }
+        before = after;
+    }
+    for (guest, end, first) in &mut members {
+        let mut got: Vec<u64> =
+            std::iter::from_fn(|| guest.poll(end.cqn)).map(|cqe| cqe.wr_id).collect();
+        got.sort_unstable();
+        let all = (0..QPS).map(|at| u64::from(*first) + u64::from(at));
+        assert_eq!(got, all.collect::<Vec<_>>());
     }
 }
 

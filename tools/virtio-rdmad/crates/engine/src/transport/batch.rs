@@ -14,6 +14,9 @@ use crate::queue::cq::Cqe;
 /// Counters that a round adds to at its end: those of every message.
 const TALLIED: usize = Counter::MulticastRcvPackets as usize + 1;
 
+/// CQs, and peers, that are held back at most: each message looks through these.
+const MOST: usize = 64;
+
 /// What a port sent and received, counted at the end of a round.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Traffic {
@@ -115,6 +118,9 @@ impl CompletionBatch {
     }
 
     fn touch(&mut self, hca: &Arc<Hca>, cq: u16) -> usize {
+        if self.touched.len() >= MOST && self.completions.is_empty() {
+            self.tell();
+        }
         let is_it = |touched: &Touched| touched.cq == cq && Arc::ptr_eq(&touched.hca, hca);
         // Most likely it was touched just now.
         self.touched.iter().rposition(is_it).unwrap_or_else(|| {
@@ -149,8 +155,16 @@ impl CompletionBatch {
     pub fn carry(&mut self, hca: &Arc<Hca>, traffic: Traffic) {
         match self.traffic.iter_mut().find(|(other, _)| Arc::ptr_eq(other, hca)) {
             Some((_, sum)) => sum.add(traffic),
-            None => self.traffic.push((Arc::clone(hca), traffic)),
+            None => self.carry_first(hca, traffic),
         }
+    }
+
+    #[cold]
+    fn carry_first(&mut self, hca: &Arc<Hca>, traffic: Traffic) {
+        if self.traffic.len() >= MOST {
+            self.settle_traffic();
+        }
+        self.traffic.push((Arc::clone(hca), traffic));
     }
 
     /// Adds to a counter of the HCA that is served; one of those up to
@@ -179,16 +193,20 @@ impl CompletionBatch {
 
     /// Adds what was counted to the counters.
     pub fn settle(&mut self, stats: &Stats) {
+        self.settle_traffic();
+        for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
+            if *value != 0 {
+                stats.add(*counter, std::mem::take(value));
+            }
+        }
+    }
+
+    fn settle_traffic(&mut self) {
         for (hca, traffic) in self.traffic.drain(..) {
             for (counter, value) in traffic.counters() {
                 if value != 0 {
                     hca.stats.add(counter, value);
                 }
-            }
-        }
-        for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
-            if *value != 0 {
-                stats.add(*counter, std::mem::take(value));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 //! Unreliable datagrams, and those of the GSI.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use abi::{
@@ -18,7 +19,7 @@ use super::receive::{Received, Receiver};
 use super::round::Round;
 use super::wire::{self, is_away, is_group_away};
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
-use crate::base::budget::cost;
+use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
@@ -64,25 +65,29 @@ pub(crate) struct Datagram<'a> {
     pub payload: Data<'a>,
 }
 
+/// Members of a group that a visit of the sender brings a datagram to, before it looks at its budget outside.
+const CHUNK: usize = 32;
+
 /// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
-/// says nothing of its delivery.
+/// says nothing of its delivery. If it is yet to reach members of a group, by number, fails with these: it is to be sent
+/// once more.
 pub(crate) fn send(
     hca: &Arc<Hca>,
     slot: u16,
     requester: &Requester,
     config: &QpConfig,
     round: &mut Round,
-) -> u32 {
+) -> Result<u32, Range<u64>> {
     let wqe = &requester.wqe;
     let av = &wqe.ud.av;
     if wqe.request.total > MTU {
-        return VIRTIO_RDMA_WC_LOC_LEN_ERR;
+        return Ok(VIRTIO_RDMA_WC_LOC_LEN_ERR);
     }
     if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
-        return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
     }
     let Some(source) = hca.gid(av.gid_index.into()) else {
-        return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
     };
     let Round { local: cache, remote, batch, budget, outbox, .. } = round;
     cache.begin(&**hca);
@@ -91,7 +96,7 @@ pub(crate) fn send(
     let claim = Claim::local(config.pdn, 0);
     let mut mappings = Mappings::new();
     if cache.map_sges(&hca.keys, sges, claim, 0..wqe.request.total, &mut mappings).is_err() {
-        return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+        return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
     }
     let payload = if wqe.is_inline {
         Data::Inline(&wqe.inline)
@@ -111,35 +116,56 @@ pub(crate) fn send(
         total: wqe.request.total,
         payload,
     };
-    batch.carry_own(Traffic::sent(wqe.request.total, 1));
+    if requester.members.is_none() {
+        batch.carry_own(Traffic::sent(wqe.request.total, 1));
+    }
     if datagram.is_multicast() {
-        batch.count(Counter::MulticastXmitPackets, 1);
         let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
-        let leaves = is_group && is_group_away(hca, &source, &av.dgid);
-        let psn = requester.attr.sq_psn;
-        if leaves && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
-            return VIRTIO_RDMA_WC_LOC_PROT_ERR;
-        }
         let members = hca.network.group(&av.dgid).filter(|_| is_group);
-        if members.is_none() && !leaves {
-            hca.stats.add(Counter::DropUnreachable, 1);
+        if requester.members.is_none() {
+            batch.count(Counter::MulticastXmitPackets, 1);
+            let leaves = is_group && is_group_away(hca, &source, &av.dgid);
+            let psn = requester.attr.sq_psn;
+            if leaves
+                && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
+            {
+                return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            }
+            if members.is_none() && !leaves {
+                hca.stats.add(Counter::DropUnreachable, 1);
+            }
         }
-        let blocks = config.block_loopback;
         let members = members.as_deref().unwrap_or_default();
-        let (copies, dropped) = datagram.send_to_group(hca, members, blocks, remote, batch);
-        (0..copies).for_each(|_| budget.spend(wqe.request.total));
-        budget.work(dropped * cost::MESSAGE);
+        let whole = || 0..members.last().map_or(0, |last| last.number + 1);
+        let left = requester.members.clone().unwrap_or_else(whole);
+        let mut group =
+            Delivery { hca, blocks: config.block_loopback, cache: remote, batch, budget };
+        let left = datagram.send_to_group(&mut group, members, left);
+        if !left.is_empty() {
+            return Err(left);
+        }
     } else if is_away(hca, &source, &av.dgid) {
         let psn = requester.attr.sq_psn;
         if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
-            return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+            return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
         }
     } else if let Err(dropped) =
         datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch)
     {
         count_drop(hca, dropped);
     }
-    VIRTIO_RDMA_WC_SUCCESS
+    Ok(VIRTIO_RDMA_WC_SUCCESS)
+}
+
+/// What a datagram to a group is delivered with.
+struct Delivery<'a> {
+    /// The HCA of the sender.
+    hca: &'a Arc<Hca>,
+    /// Whether the sender does not get its own datagrams.
+    blocks: bool,
+    cache: &'a mut MrCache,
+    batch: &'a mut CompletionBatch,
+    budget: &'a mut Budget,
 }
 
 /// Counts a datagram that was dropped, at the HCA that has sent it or got it over the wire. A wrong Q_Key is
@@ -155,33 +181,42 @@ impl Datagram<'_> {
         is_multicast(&self.dgid)
     }
 
-    /// Brings the datagram to each member of its group, and to its sender unless that `blocks` it. Returns
-    /// how many QPs got it, and how many did not.
+    /// Brings the datagram to some of those `members` of its group whose numbers are in `left`, and to its sender unless
+    /// that blocks it. Returns those that are left then.
     fn send_to_group(
         &self,
-        hca: &Arc<Hca>,
+        group: &mut Delivery<'_>,
         members: &[Arc<Member<Hca>>],
-        blocks: bool,
-        cache: &mut MrCache,
-        batch: &mut CompletionBatch,
-    ) -> (u32, u64) {
-        let mut copies = 0;
-        for member in members {
-            let Some(device) = member.device.upgrade() else { continue };
-            let is_sender = u32::from(member.slot) + 1 == self.src_qpn && Arc::ptr_eq(&device, hca);
-            let is_deaf = is_sender && blocks;
-            if is_deaf || !device.is_in_vlan(self.vlan) {
-                continue;
+        left: Range<u64>,
+    ) -> Range<u64> {
+        let first = members.partition_point(|member| member.number < left.start);
+        let members = members[first..].iter().take_while(|member| member.number < left.end);
+        for (served, member) in members.enumerate() {
+            if served == CHUNK || served != 0 && group.budget.is_over() {
+                return member.number..left.end;
             }
-            match self.arrive(&device, member.slot, cache, batch) {
-                Ok(()) => {
-                    device.stats.add(Counter::MulticastRcvPackets, 1);
-                    copies += 1;
-                }
-                Err(dropped) => count_drop(hca, dropped),
-            }
+            self.send_to_member(group, member);
         }
-        (copies, members.len() as u64 - u64::from(copies))
+        left.end..left.end
+    }
+
+    /// Brings the datagram to a member of its group, and charges for it.
+    fn send_to_member(&self, group: &mut Delivery<'_>, member: &Member<Hca>) {
+        let Delivery { hca, blocks, cache, batch, budget } = group;
+        budget.work(cost::MESSAGE);
+        let Some(device) = member.device.upgrade() else { return };
+        let is_sender = u32::from(member.slot) + 1 == self.src_qpn && Arc::ptr_eq(&device, hca);
+        let is_deaf = is_sender && *blocks;
+        if is_deaf || !device.is_in_vlan(self.vlan) {
+            return;
+        }
+        match self.arrive(&device, member.slot, cache, batch) {
+            Ok(()) => {
+                device.stats.add(Counter::MulticastRcvPackets, 1);
+                budget.spend(self.total);
+            }
+            Err(dropped) => count_drop(hca, dropped),
+        }
     }
 
     /// Brings the datagram to its destination, or says why it is dropped.

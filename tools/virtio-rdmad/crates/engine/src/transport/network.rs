@@ -28,9 +28,11 @@ pub(crate) struct Member<D> {
     pub device: Weak<D>,
     /// Its place there.
     pub slot: u16,
+    /// Its number among those that ever joined a group: later ones have higher ones.
+    pub number: u64,
 }
 
-/// The QPs of a multicast group. It is replaced as a whole, so that whoever sends
+/// The QPs of a multicast group by their number as members. It is replaced as a whole, so that whoever sends
 /// to the group holds no lock.
 type Group<D> = Arc<[Arc<Member<D>>]>;
 
@@ -46,6 +48,11 @@ pub(crate) struct Network<D> {
     /// Changes whenever an owner does, so that what was found can be kept.
     generation: AtomicU64,
     groups: RwLock<HashMap<Gid, Group<D>>>,
+    /// How many members there ever were of groups.
+    members: AtomicU64,
+    /// How many devices were looked for.
+    #[cfg(test)]
+    pub look_ups: AtomicU64,
 }
 
 impl<D> Network<D> {
@@ -63,6 +70,9 @@ impl<D> Network<D> {
             owners: RwLock::new(HashMap::new()),
             generation: AtomicU64::new(0),
             groups: RwLock::new(HashMap::new()),
+            members: AtomicU64::new(0),
+            #[cfg(test)]
+            look_ups: AtomicU64::new(0),
         }
     }
 
@@ -201,8 +211,9 @@ impl<D> Network<D> {
 
     /// Adds a QP to a group that it is not in.
     pub fn join(&self, gid: Gid, device: &Arc<D>, slot: u16) {
-        let member = Arc::new(Member { device: Arc::downgrade(device), slot });
         let mut groups = write(&self.groups);
+        let number = self.members.fetch_add(1, Ordering::Relaxed);
+        let member = Arc::new(Member { device: Arc::downgrade(device), slot, number });
         let group = groups.entry(gid).or_insert_with(|| Arc::new([]));
         *group = group.iter().cloned().chain([member]).collect();
     }

@@ -174,11 +174,7 @@ impl Sender<'_> {
             return Step::Wait;
         }
         if !self.config.wq.kind.is_connected() {
-            if self.hca.rate_limit.rate().is_some() && self.holds_datagram(requester) {
-                return Step::Wait;
-            }
-            round.budget.spend(requester.wqe.request.total);
-            return Step::End(datagram::send(self.hca, self.slot, requester, self.config, round));
+            return self.step_datagram(requester, round);
         }
         if !offers(&self.hca.features, requester.wqe.request.operation) {
             round.budget.spend(0);
@@ -223,6 +219,23 @@ impl Sender<'_> {
                 }
             }
             Err(Nak::Failed(status)) => Step::End(status),
+        }
+    }
+
+    /// Sends the datagram under way, or goes on with it: one to a large group takes several steps.
+    fn step_datagram(&self, requester: &mut Requester, round: &mut Round) -> Step {
+        if requester.members.is_none() {
+            if self.hca.rate_limit.rate().is_some() && self.holds_datagram(requester) {
+                return Step::Wait;
+            }
+            round.budget.spend(requester.wqe.request.total);
+        }
+        match datagram::send(self.hca, self.slot, requester, self.config, round) {
+            Ok(status) => Step::End(status),
+            Err(left) => {
+                requester.members = Some(left);
+                Step::Partial
+            }
         }
     }
 
