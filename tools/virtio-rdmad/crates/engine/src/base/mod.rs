@@ -24,6 +24,7 @@ pub(crate) mod ready_set;
 pub(crate) mod slab;
 pub(crate) mod sync;
 pub(crate) mod table;
+pub(crate) mod tenure;
 pub(crate) mod timers;
 pub(crate) mod traffic_class;
 pub(crate) mod visit;

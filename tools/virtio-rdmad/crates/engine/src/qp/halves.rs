@@ -24,6 +24,7 @@ use super::window::Window;
 use crate::base::address::{Address, Gid};
 use crate::base::identity::DeviceId;
 use crate::base::qp_type::QpType;
+use crate::base::tenure::Tenure;
 use crate::memory::page_list::Range;
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wqe::{ReceiveWqe, SendWqe};
@@ -124,8 +125,17 @@ pub(crate) struct Peer<D> {
     pub device: Arc<D>,
     /// Its place there.
     pub slot: u16,
-    /// The fabric's generation when it was found.
+    /// The network's generation when it was found, or last seen to be there still.
     pub generation: u64,
+    /// For how long the addresses of both ends are theirs.
+    pub tenures: [Tenure; 2],
+}
+
+impl<D> Peer<D> {
+    /// Returns whether both ends still have the addresses by which the peer was found.
+    pub fn is_there(&self) -> bool {
+        self.tenures.iter().all(Tenure::lasts)
+    }
 }
 
 /// The other end of a connection. It is the device that has the destination GID when the QP becomes ready to

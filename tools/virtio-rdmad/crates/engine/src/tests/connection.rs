@@ -333,3 +333,31 @@ pub fn a_connection_is_with_the_first_guest_that_has_the_address() {
     assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
     assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
 }
+
+/// A guest that adds and deletes GIDs has nobody look others up again.
+#[test]
+fn addresses_of_others_may_come_and_go() {
+    without_upgrades();
+    let mut pair = Pair::new();
+    let mut other = Guest::new(&pair.fabric, &pair.clock, 3);
+    let [a, b] = pair.ends;
+    let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 64, a.key)]).rdma(DATA, b.key);
+    let look_ups = |pair: &Pair| {
+        pair.a.device.hca().network.look_ups.load(std::sync::atomic::Ordering::Relaxed)
+    };
+    for round in 0..10 {
+        let before = look_ups(&pair);
+        pair.a.post_send(a.qpn, &write);
+        pair.a.run();
+        assert_eq!(u32::from(pair.poll_a().unwrap().status), VIRTIO_RDMA_WC_SUCCESS);
+        assert!(round == 0 || look_ups(&pair) == before, "{round}");
+        other.add_gid(1, gid(9), 0).unwrap();
+        other.del_gid(1).unwrap();
+    }
+    // One of its own that goes is noticed.
+    pair.b.del_gid(0).unwrap();
+    pair.a.post_send(a.qpn, &write);
+    pair.settle();
+    assert!(pair.poll_a().is_none());
+    assert_eq!(pair.a.device.counter(crate::Counter::Timeouts), 1);
+}

@@ -17,22 +17,33 @@ use crate::base::sync::lock;
 pub(crate) fn find_peer(hca: &Arc<Hca>, requester: &mut Requester) {
     let generation = hca.network.generation();
     if requester.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
-        requester.peer = look_up_peer(hca, requester, generation);
+        find_peer_again(hca, requester, generation);
+    }
+}
+
+/// Follows a change of addresses: mostly those of others.
+#[cold]
+fn find_peer_again(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) {
+    match &mut requester.peer {
+        Some(peer) if peer.is_there() => peer.generation = generation,
+        _ => requester.peer = look_up_peer(hca, requester, generation),
     }
 }
 
 fn look_up_peer(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) -> Option<Peer> {
     let attr = &requester.attr;
     // A device sends from no GID but its own.
-    if !hca.network.find(&requester.source).is_some_and(|own| Arc::ptr_eq(&own, hca)) {
+    let (own, own_tenure) = hca.network.find_owner(&requester.source)?;
+    if !Arc::ptr_eq(&own, hca) {
         return None;
     }
-    let device = hca.network.find(&requester.source.beside(attr.ah_attr.grh.dgid))?;
+    let target = requester.source.beside(attr.ah_attr.grh.dgid);
+    let (device, tenure) = hca.network.find_owner(&target)?;
     if !requester.partner.is(device.identity.id()) {
         return None;
     }
     let slot = device.slot_of(attr.dest_qp_num)?;
-    Some(Peer { device, slot, generation })
+    Some(Peer { device, slot, generation, tenures: [own_tenure, tenure] })
 }
 
 /// Why a message does not get to the responder of the other end.

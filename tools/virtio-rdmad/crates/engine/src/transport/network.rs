@@ -14,12 +14,15 @@ use super::rights::{AddressRights, Rights};
 use crate::base::address::{Address, Gid};
 use crate::base::host::{Clock, Uplink};
 use crate::base::sync::{read, write};
+use crate::base::tenure::Tenure;
 
 /// The device that has an address.
 struct Owner<D> {
     device: Weak<D>,
     /// In how many entries of its GID table.
     entries: u32,
+    /// For how long.
+    tenure: Tenure,
 }
 
 /// A QP that is attached to a multicast group.
@@ -151,7 +154,16 @@ impl<D> Network<D> {
 
     /// Returns the device that has an address.
     pub fn find(&self, address: &Address) -> Option<Arc<D>> {
-        read(&self.owners).get(address)?.device.upgrade()
+        self.find_owner(address).map(|(device, _)| device)
+    }
+
+    /// Returns the device that has an address, and for how long.
+    pub fn find_owner(&self, address: &Address) -> Option<(Arc<D>, Tenure)> {
+        #[cfg(test)]
+        self.look_ups.fetch_add(1, Ordering::Relaxed);
+        let owners = read(&self.owners);
+        let owner = owners.get(address)?;
+        Some((owner.device.upgrade()?, owner.tenure.clone()))
     }
 
     /// Returns whether any device has an address.
@@ -168,7 +180,8 @@ impl<D> Network<D> {
     /// Gives an address to one more entry of a device's table; `false` if another
     /// device has it.
     pub fn claim(&self, address: Address, device: &Arc<D>) -> bool {
-        let new = || Owner { device: Arc::downgrade(device), entries: 1 };
+        let new =
+            || Owner { device: Arc::downgrade(device), entries: 1, tenure: Tenure::default() };
         match write(&self.owners).entry(address) {
             Entry::Vacant(vacant) => {
                 vacant.insert(new());
@@ -176,9 +189,10 @@ impl<D> Network<D> {
             Entry::Occupied(mut occupied) => {
                 let owner = occupied.get_mut();
                 if owner.device.strong_count() == 0 {
-                    *owner = new();
+                    std::mem::replace(owner, new()).tenure.end();
                 } else if std::ptr::eq(owner.device.as_ptr(), Arc::as_ptr(device)) {
                     owner.entries += 1;
+                    return true;
                 } else {
                     return false;
                 }
@@ -198,9 +212,9 @@ impl<D> Network<D> {
             }
             owner.entries -= 1;
             if owner.entries == 0 {
-                occupied.remove();
+                occupied.remove().tenure.end();
+                self.generation.fetch_add(1, Ordering::Release);
             }
-            self.generation.fetch_add(1, Ordering::Release);
         }
     }
 

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Whether a device has an address still.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// The time for which a device has an address without a break. Whoever has found the device keeps this, and looks the
+/// address up again when it has come to its end.
+#[derive(Clone, Default)]
+pub(crate) struct Tenure(Arc<AtomicBool>);
+
+impl Tenure {
+    /// Notes that the device has the address no longer.
+    pub fn end(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Returns whether it has not come to its end.
+    pub fn lasts(&self) -> bool {
+        !self.0.load(Ordering::Acquire)
+    }
+}
