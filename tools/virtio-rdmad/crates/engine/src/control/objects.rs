@@ -417,12 +417,16 @@ impl Objects {
                     return false;
                 }
             };
-            while mr.extents() != 0 {
+            loop {
                 if budget.is_over() {
                     self.dead.push(Arc::new(mr));
                     return false;
                 }
-                budget.work(mr.shed() * cost::FREE);
+                let freed = mr.shed();
+                if freed == 0 {
+                    break;
+                }
+                budget.work(freed * cost::FREE);
             }
         }
         true

@@ -21,6 +21,10 @@ const FREED: usize = 256;
 const TOUCHED: usize = 16;
 const MOST_TOUCHED: usize = 1 << 18;
 
+/// What is known of so many pages is given back to the system at a time. To give all of it back at once takes milliseconds
+/// for a region of millions of pages.
+const GIVEN_BACK: usize = 4096;
+
 /// What a region is made of, in guest addresses.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Backing {
@@ -228,9 +232,13 @@ impl Mr {
 
     /// Frees what is known of some pages of a region that nobody uses; of how many.
     pub fn shed(&mut self) -> u64 {
-        match &mut self.map {
+        let freed = match &mut self.map {
             Map::Extents(extents) => shed(extents),
             Map::Dma(_) | Map::Window(_) => 0,
+        };
+        match &mut self.attributes.backing {
+            Backing::Ranges(ranges) if freed == 0 => Arc::get_mut(ranges).map_or(0, shed),
+            _ => freed,
         }
     }
 
@@ -480,10 +488,13 @@ impl Resolving {
     }
 }
 
-/// Frees some extents; how many.
-fn shed(extents: &mut Vec<Extent>) -> u64 {
-    let freed = extents.len().min(FREED);
-    extents.truncate(extents.len() - freed);
+/// Frees some extents or ranges, the last ones; how many.
+fn shed<T>(pieces: &mut Vec<T>) -> u64 {
+    let freed = pieces.len().min(FREED);
+    pieces.truncate(pieces.len() - freed);
+    if pieces.capacity() - pieces.len() >= GIVEN_BACK {
+        pieces.shrink_to_fit();
+    }
     freed as u64
 }
 
@@ -589,6 +600,31 @@ pub(crate) mod tests {
             }
             assert_eq!(locate(extents, near, places.len() as u64), None);
         }
+    }
+
+    #[test]
+    fn a_large_region_is_freed_bit_by_bit() {
+        let memory = GuestMemory::anonymous(&[(0, 0x10_0000)]).unwrap();
+        let ranges: Vec<Range> =
+            (0..100_000).map(|i| Range { addr: i % 128 * 0x2000, len: 8 }).collect();
+        let mut mr = Arc::into_inner(region(&memory, 0x100, 0, &ranges)).unwrap();
+        drop(ranges);
+        let room = |mr: &Mr| {
+            let (Map::Extents(extents), Backing::Ranges(ranges)) =
+                (&mr.map, &mr.attributes.backing)
+            else {
+                panic!()
+            };
+            (extents.capacity(), ranges.capacity())
+        };
+        let mut before = room(&mr);
+        while mr.shed() != 0 {
+            let after = room(&mr);
+            let freed = before.0 - after.0 + before.1 - after.1;
+            assert!(freed <= 2 * GIVEN_BACK, "{freed} at once");
+            before = after;
+        }
+        assert!(before.0 + before.1 < 2 * GIVEN_BACK, "{before:?} are freed in the end");
     }
 
     #[test]
