@@ -2,6 +2,8 @@
 
 //! What a device tells of itself.
 
+use std::sync::Mutex;
+
 use crate::base::address::{Address, Gid};
 use crate::base::counters::Counter;
 use crate::base::limits::Limits;
@@ -11,6 +13,7 @@ use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
 use crate::queue::work_queue::WorkQueue;
+use crate::queue::wq_ring::Backlog;
 use crate::schedule::guest::Guest;
 use crate::transport::hca::{Hca, Qp};
 
@@ -147,38 +150,51 @@ fn count_qps(hca: &Hca) -> Vec<QpCount> {
 
 /// Returns what there is to tell of each QP and SRQ of a guest.
 pub(crate) fn entries(hca: &Hca) -> (Vec<QpStatus>, Vec<SrqStatus>) {
+    // A freeze waits for this, as memory is read below without the lock of what is told of.
+    let _reading = lock(&hca.status);
     let qps = hca.qps.iter().filter_map(|(slot, qp)| of_qp(hca, slot, qp));
-    let srqs =
-        hca.srqs.iter().filter_map(|(slot, srq)| Some(of_srq(hca, slot, lock(srq).as_ref()?)));
+    let srqs = hca.srqs.iter().filter_map(|(slot, srq)| of_srq(hca, slot, srq));
     (qps.collect(), srqs.collect())
 }
 
-fn of_srq(hca: &Hca, slot: u16, srq: &Srq) -> SrqStatus {
-    SrqStatus {
+fn of_srq(hca: &Hca, slot: u16, place: &Mutex<Option<Srq>>) -> Option<SrqStatus> {
+    let place = lock(place);
+    let srq = place.as_ref()?;
+    let backlog = if hca.is_frozen() { Backlog::known(0) } else { srq.backlog() };
+    let mut status = SrqStatus {
         srqn: u32::from(slot) + 1,
-        receives: if hca.is_frozen() { 0 } else { srq.left() },
+        receives: 0,
         max_wr: srq.max_wr(),
         limit: srq.limit(),
         qps: u32::try_from(srq.users.len()).unwrap_or(u32::MAX),
         in_error: srq.is_in_error(),
-    }
+    };
+    drop(place);
+    status.receives = backlog.count();
+    Some(status)
 }
 
 fn of_qp(hca: &Hca, slot: u16, qp: &Qp) -> Option<QpStatus> {
-    // Rings are in the guest's memory.
-    let waiting = |queue: &WorkQueue| if hca.is_frozen() { 0 } else { queue.waiting() };
-    let sends = waiting(&lock(&qp.requester).queue);
+    // Rings are in the guest's memory, whose accesses may take long: workers wait for nobody who is in one.
+    let backlog =
+        |queue: &WorkQueue| if hca.is_frozen() { Backlog::known(0) } else { queue.backlog() };
+    let count = |backlog: &Backlog| u16::try_from(backlog.count()).unwrap_or(u16::MAX);
+    let sends = backlog(&lock(&qp.requester).queue);
     let responder = lock(&qp.responder);
     let kind = responder.config?.wq.kind;
     let state = qp.state();
     let peer = kind.is_connected() && !matches!(state, QpState::Reset | QpState::Init);
-    Some(QpStatus {
+    let receives = backlog(&responder.queue);
+    let mut status = QpStatus {
         qpn: u32::from(slot) + 1,
         service: kind.name(),
         state,
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),
         dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
-        sends,
-        receives: waiting(&responder.queue),
-    })
+        sends: 0,
+        receives: 0,
+    };
+    drop(responder);
+    (status.sends, status.receives) = (count(&sends), count(&receives));
+    Some(status)
 }

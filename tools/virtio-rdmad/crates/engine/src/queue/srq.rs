@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::users::{Failing, Users};
 use super::waiters::Waiters;
-use super::wq_ring::{self, Kind, MovingWq, Shape, Sizes, WqRing, WqRingError};
+use super::wq_ring::{self, Backlog, Kind, MovingWq, Shape, Sizes, WqRing, WqRingError};
 use super::wqe::{receive_entry_len, Popped, ReceiveWqe};
 use crate::base::host::Clock;
 use crate::base::image::{require, Wrong};
@@ -398,6 +398,11 @@ impl Srq {
         self.returned.extend(unfinished);
         self.stop_waiting(slot);
         !self.waiters.is_none_idle() && self.left() != 0
+    }
+
+    /// Returns what counts the work requests that wait to be taken.
+    pub fn backlog(&self) -> Backlog {
+        self.ring.backlog().and(self.returned.len() as u32)
     }
 
     /// Returns how many work requests wait to be taken.

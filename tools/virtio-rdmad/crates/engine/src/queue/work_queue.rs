@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 use ring::RingError;
 
 use super::virtqueue::Virtqueue;
-use super::wq_ring::{Watch, WqRing, WqRingError};
+use super::wq_ring::{Backlog, Watch, WqRing, WqRingError};
 use super::wqe::{Flushed, Popped, ReceiveWqe, SendWqe, WqConfig};
 
 /// What makes a queue unusable until it is drained.
@@ -170,6 +170,14 @@ impl WorkQueue {
         match self {
             Self::Virtqueue(queue) => queue.waiting(),
             Self::Ring(ring) => u16::try_from(ring.waiting()).unwrap_or(u16::MAX),
+        }
+    }
+
+    /// Returns what counts the work requests that wait. Those of a virtqueue are counted now.
+    pub fn backlog(&self) -> Backlog {
+        match self {
+            Self::Virtqueue(queue) => Backlog::known(queue.waiting().into()),
+            Self::Ring(ring) => ring.backlog(),
         }
     }
 

@@ -176,6 +176,44 @@ pub(crate) struct Sizes {
     pub entry: usize,
 }
 
+/// Returns how many entries wait behind those before `next`.
+fn count(pages: &Pages, producer: usize, next: u32, depth: u32) -> u32 {
+    let producer = pages.load_u32(producer, Ordering::Relaxed).unwrap_or(next);
+    producer.wrapping_sub(next).min(depth)
+}
+
+/// How far a queue was emptied, of which the owner's index is yet to be read: an access to the guest's memory may take
+/// long, so it comes when the queue's lock is released.
+pub(crate) struct Backlog {
+    pages: Option<Arc<Pages>>,
+    /// Where the index is.
+    producer: usize,
+    next: u32,
+    depth: u32,
+    /// Work requests that wait besides.
+    known: u32,
+}
+
+impl Backlog {
+    /// Returns one of which all is known.
+    pub fn known(known: u32) -> Self {
+        Self { pages: None, producer: 0, next: 0, depth: 0, known }
+    }
+
+    /// Adds work requests that wait besides.
+    pub fn and(mut self, known: u32) -> Self {
+        self.known = self.known.saturating_add(known);
+        self
+    }
+
+    /// Reads the owner's index, and returns how many work requests wait.
+    pub fn count(&self) -> u32 {
+        let in_ring =
+            self.pages.as_ref().map_or(0, |it| count(it, self.producer, self.next, self.depth));
+        self.known.saturating_add(in_ring)
+    }
+}
+
 impl WqRing {
     /// Returns the state.
     pub fn save(&self) -> Saved {
@@ -278,8 +316,13 @@ impl WqRing {
     #[inline]
     pub fn waiting(&self) -> u32 {
         let Some(pages) = &self.pages else { return 0 };
-        let producer = pages.load_u32(self.producer(), Ordering::Relaxed).unwrap_or(self.next);
-        producer.wrapping_sub(self.next).min(self.shape.depth)
+        count(pages, self.producer(), self.next, self.shape.depth)
+    }
+
+    /// Returns what counts the entries that wait, now or later.
+    pub fn backlog(&self) -> Backlog {
+        let (producer, next, depth) = (self.producer(), self.next, self.shape.depth);
+        Backlog { pages: self.pages.clone(), producer, next, depth, known: 0 }
     }
 
     /// Says that this side no longer looks, and looks once more; whether there

@@ -10,7 +10,7 @@
 use super::guest::Guest;
 use super::step::{number, Step};
 use crate::base::budget::{cost, Budget};
-use crate::base::sync::lock;
+use crate::base::sync::{lock, try_lock};
 
 /// What a freeze takes the locks of, in this order.
 #[derive(Clone, Copy)]
@@ -20,8 +20,8 @@ enum Guard {
     /// Both halves of each QP. A peer receives with that of the responder held: it takes receives, copies data, and
     /// places CQEs.
     Qps,
-    /// SRQs, which the status is asked of.
-    Srqs,
+    /// The status, which counts what waits in rings.
+    Status,
     /// CQs, of which a peer tells the guest without a half of a QP.
     Cqs,
     /// The queues of events, in which a peer raises events without a half of a QP.
@@ -52,15 +52,18 @@ impl Freeze {
                     Step::Wait
                 }
             }
-            Guard::Qps => self.pass_each(budget, hca.qps.len(), Guard::Srqs, |slot| {
+            Guard::Qps => self.pass_each(budget, hca.qps.len(), Guard::Status, |slot| {
                 let qp = hca.qps.get(slot)?;
                 drop(lock(&qp.requester));
                 drop(lock(&qp.responder));
                 Some(())
             }),
-            Guard::Srqs => self.pass_each(budget, hca.srqs.len(), Guard::Cqs, |slot| {
-                hca.srqs.get(slot).map(|srq| drop(lock(srq)))
-            }),
+            // Whoever has it may be in an access to memory that takes long.
+            Guard::Status if try_lock(&hca.status).is_some() => self.next(Guard::Cqs),
+            Guard::Status => {
+                budget.work(cost::WAIT);
+                Step::Wait
+            }
             Guard::Cqs => self.pass_each(budget, hca.cqs.len(), Guard::Events, |cq| {
                 hca.cqs.get(cq).map(|cq| drop(lock(cq)))
             }),

@@ -94,3 +94,21 @@ fn a_summary_counts_what_the_status_lists() {
     test(false);
     with_rings(|| test(true));
 }
+
+/// A thread that counts what waits in rings reads the memory of a guest without the lock of a QP. No memory is given away
+/// meanwhile.
+#[test]
+fn a_freeze_waits_for_the_status() {
+    let pair = Pair::new();
+    let device = &pair.b.device;
+    let reading = device.hca().status.lock().unwrap();
+    device.begin_freeze();
+    for _ in 0..10 {
+        device.run(64);
+    }
+    assert!(!device.is_settled());
+    drop(reading);
+    device.run(64);
+    assert!(device.is_settled());
+    device.thaw();
+}

@@ -129,6 +129,8 @@ pub(crate) struct Hca {
     pub qps: Qps,
     /// SRQs by place: their number less one.
     pub srqs: Table<Mutex<Option<Srq>>>,
+    /// Held by a thread that counts, for the status, what waits in rings.
+    pub status: Mutex<()>,
     /// Regions and windows by key.
     pub keys: RwLock<KeyTable>,
     /// The GID table.
@@ -175,6 +177,7 @@ impl Hca {
                 clock: GuestClock::new(network.clock()),
             },
             srqs: Table::new(limits.max_srq),
+            status: Mutex::default(),
             keys: RwLock::new(KeyTable::default()),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
             events: Mutex::new(Events::default()),
@@ -200,7 +203,7 @@ impl Hca {
     }
 
     /// Returns whether the guest's memory may not be touched. Other threads than the guest's own ask this when they
-    /// have locked what guards that memory: a half of a QP, an SRQ, a CQ or a queue of events. The device is frozen once
+    /// have locked what guards that memory: a half of a QP, an SRQ, a CQ, a queue of events, or [`Self::status`]. The device is frozen once
     /// its own thread has had each of these locks after [`Self::freeze`].
     #[inline]
     pub fn is_frozen(&self) -> bool {
