@@ -204,3 +204,25 @@ fn nobody_is_inside_of_a_closed_gate() {
         visitor.join().unwrap();
     });
 }
+
+#[test]
+fn nobody_is_inside_of_a_gate_that_is_shut() {
+    check(|| {
+        let gate = Arc::new(Gate::default());
+        let inside = Arc::new(Memory::new([], [0]));
+        let visitor = thread::spawn({
+            let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
+            move || {
+                if gate.enter() {
+                    assert_eq!(inside.get(0), 0);
+                    gate.leave();
+                }
+            }
+        });
+        // It is asked twice, as by a command that goes on.
+        if gate.shut() || gate.shut() {
+            inside.set(0, 7);
+        }
+        visitor.join().unwrap();
+    });
+}

@@ -40,9 +40,14 @@ impl Gate {
         }
     }
 
+    /// Closes it; whether nobody is inside any more.
+    pub fn shut(&self) -> bool {
+        self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED == 0
+    }
+
     /// Closes it, and waits until nobody is inside; whether that took any time.
     pub fn close(&self) -> bool {
-        if self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED == 0 {
+        if self.shut() {
             return false;
         }
         let mut guard = self.lock();

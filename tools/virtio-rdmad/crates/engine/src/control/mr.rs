@@ -214,6 +214,29 @@ pub(super) fn create(
     Ok(virtio_rdma_rsp_mr { mrn, lkey: key, rkey: key })
 }
 
+/// Prepares DEREG_MR, if nothing refuses it: nobody uses the region any more when it is carried out.
+pub(super) fn prepare_dereg(
+    hca: &Hca,
+    objects: &Objects,
+    request: &virtio_rdma_cmd_dereg_mr,
+) -> Option<Prepared> {
+    match objects.mrs.get(request.mrn)? {
+        MrEntry::Fixed { attributes, .. } if read(&hca.keys).windows.any_on(attributes.key) => None,
+        _ => Some(Prepared::MrEnd(request.mrn)),
+    }
+}
+
+/// Begins to end the use of a region; whether nobody uses it any more.
+pub(super) fn begin_to_end(hca: &Hca, objects: &Objects, mrn: u32) -> bool {
+    match objects.mrs.get(mrn) {
+        Some(MrEntry::Fixed { live, .. }) => live.as_ref().is_none_or(|mr| mr.begin_to_retire()),
+        Some(MrEntry::FastReg { key, .. }) => {
+            read(&hca.keys).resolved(key >> 8).is_none_or(|mr| mr.begin_to_retire())
+        }
+        None => true,
+    }
+}
+
 /// Handles DEREG_MR.
 pub(super) fn dereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_dereg_mr) -> Result<(), Status> {
     let (keys, objects) = (&call.hca.keys, &mut *call.objects);

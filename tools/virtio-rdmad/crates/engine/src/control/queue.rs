@@ -10,7 +10,7 @@ use super::call::Call;
 use super::objects::Objects;
 use super::prepare::{Prepared, MOVED};
 use super::status::Status;
-use super::{cq, qp, srq, table};
+use super::{cq, mr, qp, srq, table};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::sync::read;
@@ -217,6 +217,13 @@ fn prepare(
         }
         Prepared::SrqEnd(srq, next) => Ok(abandon_srq(hca, *srq, next, budget)),
         Prepared::QpEnd(slot) => Ok(free_windows(hca, *slot, budget)),
+        Prepared::MrEnd(mrn) => {
+            let is_unused = mr::begin_to_end(hca, objects, *mrn);
+            if !is_unused {
+                budget.work(cost::WAIT);
+            }
+            Ok(is_unused)
+        }
     };
     result.unwrap_or_else(|why| {
         *prepared = Prepared::Failed(why);

@@ -209,9 +209,11 @@ impl KeyTable {
     }
 
     /// Returns a region of a list of pages, no window and not for fast registration, that is
-    /// in memory.
+    /// in memory and not about to end.
     pub fn fixed(&self, key: u32) -> Option<&Arc<Mr>> {
-        let is_listed = |mr: &&Arc<Mr>| matches!(mr.attributes().backing, Backing::Ranges(_));
+        let is_listed = |mr: &&Arc<Mr>| {
+            matches!(mr.attributes().backing, Backing::Ranges(_)) && !mr.is_retired()
+        };
         let index = key >> 8;
         if self.fast_regs.contains(index) || self.windows.has(key) {
             return None;

@@ -278,6 +278,16 @@ impl Mr {
         self.pins.close()
     }
 
+    /// Begins to retire the region: no new pin succeeds from now on. Returns whether none is left.
+    pub fn begin_to_retire(&self) -> bool {
+        self.pins.shut()
+    }
+
+    /// Returns whether it is retired, or will be.
+    pub fn is_retired(&self) -> bool {
+        self.pins.is_closed()
+    }
+
     /// Ends all access: no copy begins, whoever has pinned the region, and when
     /// this returns none is under way. Of a revocable region only.
     pub fn revoke(&self) {

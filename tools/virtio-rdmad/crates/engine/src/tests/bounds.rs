@@ -13,7 +13,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
 use crate::base::sync::read;
-use crate::{Counter, Device, Limits};
+use crate::{Counter, Device, Limits, Next};
 
 const PAGE: u64 = 0x1000;
 /// A number of objects that is so large that work for all of them takes longer than a turn.
@@ -542,6 +542,50 @@ fn follow_beside_copy(device: &Arc<Device>, key: u32, begin: impl FnOnce(&Device
     assert!(!thread.is_finished(), "the memory is given away under a copy");
     drop(pin);
     thread.join().unwrap();
+}
+
+/// A guest's thread does not stand while a peer is in the middle of a round with a region that ends.
+#[test]
+fn a_deregistration_waits_in_turns() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let b = pair.ends[1];
+        let hca = Arc::clone(pair.b.device.hca());
+        let fast = pair.b.create_mr(b.pdn, 1).unwrap();
+        let registration = pair.b.registration(fast.rkey, ALL, DATA, 0x1000, &[DATA]);
+        pair.b.post_send(b.qpn, &Send::reg_mr(1, registration));
+        pair.b.run();
+        for (mrn, key) in [(b.mrn, b.key), (fast.mrn, fast.rkey)] {
+            let Ok(pin) = read(&hca.keys).pin(key) else { panic!("the region is not in memory") };
+            let request = virtio_rdma_cmd_dereg_mr { mrn };
+            pair.b.begin_command(VIRTIO_RDMA_CMD_DEREG_MR, &request);
+            for _ in 0..10 {
+                assert_eq!(pair.b.device.run(64), Next::Busy);
+            }
+            assert!(pair.b.used(0).is_none(), "the command ends under a copy");
+            assert!(read(&hca.keys).pin(key).is_err(), "another copy begins");
+            drop(pin);
+            pair.b.run();
+            assert!(pair.b.used(0).is_some());
+        }
+    });
+}
+
+/// A guest's thread does not stand while a peer sends to a QP whose receive queue it visits.
+#[test]
+fn a_receive_queue_waits_in_turns() {
+    with_rings(|| {
+        let pair = Pair::new();
+        let hca = Arc::clone(pair.b.device.hca());
+        let slot = hca.slot_of(pair.ends[1].qpn).unwrap();
+        let responder = hca.qps.get(slot).unwrap().responder.lock().unwrap();
+        hca.ready.set(hca.jobs.receive(slot));
+        for _ in 0..10 {
+            assert_eq!(pair.b.device.run(64), Next::Busy);
+        }
+        drop(responder);
+        pair.b.run();
+    });
 }
 
 #[test]

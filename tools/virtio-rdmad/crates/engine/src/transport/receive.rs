@@ -15,10 +15,10 @@ use super::failure::{self, fail_responder, fail_srq};
 use super::hca::{Hca, Responder};
 use super::round::Round;
 use super::{srq, wire};
-use crate::base::budget::Budget;
+use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
-use crate::base::sync::lock;
+use crate::base::sync::try_lock;
 use crate::qp::config::QpConfig;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
@@ -256,7 +256,11 @@ impl Receiver<'_> {
 /// Returns whether work is left at the end of the visit. Own thread only.
 pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
     let Some(qp) = hca.qps.get(slot) else { return false };
-    let mut responder = lock(&qp.responder);
+    let Some(mut responder) = try_lock(&qp.responder) else {
+        // A peer sends to it, which may take as long as an access to memory does.
+        round.budget.work(cost::VISIT);
+        return true;
+    };
     if responder.config.is_none() {
         return false;
     }
