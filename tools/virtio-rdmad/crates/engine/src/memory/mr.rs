@@ -21,8 +21,8 @@ const FREED: usize = 256;
 const TOUCHED: usize = 16;
 const MOST_TOUCHED: usize = 1 << 18;
 
-/// What is known of so many pages is given back to the system at a time. To give all of it back at once takes milliseconds
-/// for a region of millions of pages.
+/// What is known of so many pages is given back to the system at a time. To give all of it back at once takes
+/// milliseconds for a region of millions of pages.
 const GIVEN_BACK: usize = 4096;
 
 /// What a region is made of, in guest addresses.

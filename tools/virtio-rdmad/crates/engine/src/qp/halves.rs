@@ -196,8 +196,8 @@ pub(crate) struct Requester<D> {
     pub admission: Admission,
     /// Bytes of it that were copied.
     pub done: u64,
-    /// The members of the multicast group that a datagram under way is yet to reach, by number; `None` before the first.
-    /// An image does not have them: the datagram begins again.
+    /// The members of the multicast group that a datagram under way is yet to reach, by number; `None` before the
+    /// first. An image does not have them: the datagram begins again.
     pub members: Option<Span<u64>>,
     /// Why it does not go on.
     pub wait: Wait,

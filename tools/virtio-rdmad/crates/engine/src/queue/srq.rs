@@ -22,8 +22,8 @@ use crate::memory::page_list::{check_region, find_pages, Range};
 // `Shape::check` keeps entries out of the head of either kind of region.
 const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());
 
-/// How long work requests are set aside for QPs that have to come for them. The requester of one may have come to an end
-/// meanwhile, or its worker may be late.
+/// How long work requests are set aside for QPs that have to come for them. The requester of one may have come to an
+/// end meanwhile, or its worker may be late.
 const SET_ASIDE: Duration = Duration::from_millis(2);
 
 /// What becomes of a QP for which there is no work request.
@@ -194,8 +194,9 @@ impl Srq {
         }
     }
 
-    /// Takes the next work request into `wqe`, for the QP in place `slot`. Where there are fewer than QPs that wait, each
-    /// QP has one in its turn. If there is none for this one and it waits to be roused, the owner is asked for a doorbell.
+    /// Takes the next work request into `wqe`, for the QP in place `slot`. Where there are fewer than QPs that wait,
+    /// each QP has one in its turn. If there is none for this one and it waits to be roused, the owner is asked for a
+    /// doorbell.
     pub fn take(
         &mut self,
         slot: u16,
@@ -276,8 +277,8 @@ impl Srq {
         has_others.then(|| *self.set_aside_until.get_or_insert(now + SET_ASIDE))
     }
 
-    /// Returns when the SRQ is to be visited because others may not have come for what is set aside for them, if QPs wait
-    /// for that.
+    /// Returns when the SRQ is to be visited because others may not have come for what is set aside for them, if QPs
+    /// wait for that.
     pub fn next_visit(&mut self, now: Instant) -> Option<Instant> {
         let waits = !self.waiters.is_none_idle() && self.left() != 0;
         self.set_aside_until(now).filter(|_| waits)

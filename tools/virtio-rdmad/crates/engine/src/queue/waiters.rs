@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-/// The QPs that wait for a work request of an SRQ, by place, each in its turn. One that was roused is out of the line: a
-/// work request is set aside for it until it looks.
+/// The QPs that wait for a work request of an SRQ, by place, each in its turn. One that was roused is out of the line:
+/// a work request is set aside for it until it looks.
 #[derive(Default)]
 pub(crate) struct Waiters {
     /// The turn of each QP that waits or was roused.
@@ -56,8 +56,8 @@ impl Waiters {
         }
     }
 
-    /// Takes the first QP out of the line that waits to be roused, and returns it: it is to look. `None` if there is none,
-    /// or if those before it need all of the `left` work requests.
+    /// Takes the first QP out of the line that waits to be roused, and returns it: it is to look. `None` if there is
+    /// none, or if those before it need all of the `left` work requests.
     pub fn rouse(&mut self, left: usize) -> Option<u16> {
         let first = self.idle.first_entry()?;
         let ahead = self.asking.range(..first.key()).take(left).count();

@@ -95,8 +95,8 @@ fn a_summary_counts_what_the_status_lists() {
     with_rings(|| test(true));
 }
 
-/// A thread that counts what waits in rings reads the memory of a guest without the lock of a QP. No memory is given away
-/// meanwhile.
+/// A thread that counts what waits in rings reads the memory of a guest without the lock of a QP. No memory is given
+/// away meanwhile.
 #[test]
 fn a_freeze_waits_for_the_status() {
     let pair = Pair::new();

@@ -69,8 +69,8 @@ pub(crate) struct Datagram<'a> {
 const CHUNK: usize = 32;
 
 /// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
-/// says nothing of its delivery. If it is yet to reach members of a group, by number, fails with these: it is to be sent
-/// once more.
+/// says nothing of its delivery. If it is yet to reach members of a group, by number, fails with these: it is to be
+/// sent once more.
 pub(crate) fn send(
     hca: &Arc<Hca>,
     slot: u16,
@@ -181,8 +181,8 @@ impl Datagram<'_> {
         is_multicast(&self.dgid)
     }
 
-    /// Brings the datagram to some of those `members` of its group whose numbers are in `left`, and to its sender unless
-    /// that blocks it. Returns those that are left then.
+    /// Brings the datagram to some of those `members` of its group whose numbers are in `left`, and to its sender
+    /// unless that blocks it. Returns those that are left then.
     fn send_to_group(
         &self,
         group: &mut Delivery<'_>,

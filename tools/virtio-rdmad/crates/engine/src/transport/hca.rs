@@ -52,8 +52,8 @@ pub(crate) type Responder = halves::Responder<Hca>;
 pub(crate) type Peer = halves::Peer<Hca>;
 
 impl Responder {
-    /// Has the requester that waits for this responder try again, if one waits. Returns whether it can do so now: its QP
-    /// has not come to an end, and its guest is not frozen.
+    /// Has the requester that waits for this responder try again, if one waits. Returns whether it can do so now: its
+    /// QP has not come to an end, and its guest is not frozen.
     pub fn rouse(&mut self) -> bool {
         let Some((device, slot)) = self.waiter.take() else { return false };
         device.make_ready(device.jobs.send(slot));
@@ -203,8 +203,8 @@ impl Hca {
     }
 
     /// Returns whether the guest's memory may not be touched. Other threads than the guest's own ask this when they
-    /// have locked what guards that memory: a half of a QP, an SRQ, a CQ, a queue of events, or [`Self::status`]. The device is frozen once
-    /// its own thread has had each of these locks after [`Self::freeze`].
+    /// have locked what guards that memory: a half of a QP, an SRQ, a CQ, a queue of events, or [`Self::status`]. The
+    /// device is frozen once its own thread has had each of these locks after [`Self::freeze`].
     #[inline]
     pub fn is_frozen(&self) -> bool {
         self.qps.clock.is_stopped()

@@ -65,8 +65,8 @@ pub(crate) fn abandon(hca: &Hca, srq: u16, slot: u16) -> bool {
     true
 }
 
-/// Visits an SRQ whose owner rang, or which has failed: as many requesters that wait for a work request try again as there
-/// are work requests. Returns whether some are left at the end of the visit. Own thread only.
+/// Visits an SRQ whose owner rang, or which has failed: as many requesters that wait for a work request try again as
+/// there are work requests. Returns whether some are left at the end of the visit. Own thread only.
 pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
     let next = || hca.with_srq(srq, |srq| srq.users.next_to_fail())?;
     if failure::fail_users(hca, budget, next) {
