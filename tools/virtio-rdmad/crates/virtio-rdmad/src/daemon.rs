@@ -596,12 +596,11 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
         guests.sweep();
         let all = guests.all();
         let until_look = balance.turn(&all, Instant::now());
-        // While one VMM of a guest is connected, another one has to wait.
-        let mut free: Vec<_> = all.iter().collect();
-        free.retain(|guest| pause.is_none() && guest.link.worker().is_none());
+        let mut open: Vec<_> = all.iter().collect();
+        open.retain(|guest| pause.is_none() && guest.is_open());
         let mut fds =
             vec![PollFd::new(signals, PollFlags::IN), PollFd::new(guests.changes(), PollFlags::IN)];
-        let listeners = free.iter().map(|guest| guest.socket.listener());
+        let listeners = open.iter().map(|guest| guest.socket.listener());
         fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
         let timeout = paused.into_iter().chain(until_look).min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
@@ -618,7 +617,7 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
             // Which guests it was does not matter: the next round looks at all of them.
             let _ = rustix::io::read(guests.changes(), &mut [0; 8]);
         }
-        let accepted = free.into_iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
+        let accepted = open.into_iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
         for (guest, _) in accepted {
             if let Err(error) = guests.accept(guest.index) {
                 tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");

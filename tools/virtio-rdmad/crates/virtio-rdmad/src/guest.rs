@@ -13,6 +13,7 @@ use crate::events::{Event, Events};
 use crate::handover::Kept;
 use crate::options::{GuestSpec, SpecError};
 use crate::policy::PolicyChange;
+use crate::seat::Seat;
 use crate::socket::Socket;
 use crate::times;
 use crate::worker_handle::WorkerHandle;
@@ -118,6 +119,8 @@ pub struct Guest {
     pub memory: Share,
     /// Where its VMM connects.
     pub socket: Socket,
+    /// Which VMM it has.
+    pub seat: Seat,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,
     /// What a later process will have of it, if anything.
@@ -128,6 +131,11 @@ impl Guest {
     /// Adds the time of a turn with work. The worker that serves the guest calls this.
     pub fn count_work(&self, time: Duration) {
         times::add(&self.work, u64::try_from(time.as_nanos()).unwrap_or(0));
+    }
+
+    /// Returns whether the main thread is to look for VMMs that connect.
+    pub fn is_open(&self) -> bool {
+        self.link.worker().is_none() || !self.seat.is_awaited()
     }
 
     /// Returns how long its turns with work have taken so far.

@@ -343,11 +343,25 @@ impl Guests {
             rings: spec.rings,
             wake: link.clone(),
         });
-        let (rings, work) = Default::default();
+        let (rings, work, seat) = Default::default();
         let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
         let kept = kept.map(Mutex::new);
         let text = Mutex::new(spec.text.clone());
-        Guest { spec, text, origin, index, device, link, rings, work, memory, socket, leaves, kept }
+        Guest {
+            spec,
+            text,
+            origin,
+            index,
+            device,
+            link,
+            rings,
+            work,
+            memory,
+            socket,
+            seat,
+            leaves,
+            kept,
+        }
     }
 
     /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
@@ -437,13 +451,16 @@ impl Guests {
         self.disconnect(gone.iter());
     }
 
-    /// Accepts the VMM of the guest with this index, if one waits and the guest has none, and gives the guest to the
-    /// worker that has the fewest guests.
+    /// Accepts the VMM of the guest with this index, if one waits, and gives the guest to the worker that has the fewest
+    /// guests. A VMM that comes while the guest has another one is disconnected. The main thread calls this.
     pub fn accept(&self, index: u32) -> Result<(), Error> {
         // A guest does not leave meanwhile.
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let Some(Some(guest)) = slots.get(index as usize) else { return Ok(()) };
-        if guest.link.worker().is_some() || guest.leaves.load(Ordering::Relaxed) {
+        if guest.link.worker().is_some() {
+            return refuse_another(guest);
+        }
+        if guest.leaves.load(Ordering::Relaxed) {
             return Ok(());
         }
         let Some(stream) = guest.socket.accept()? else { return Ok(()) };
@@ -456,11 +473,13 @@ impl Guests {
             return Ok(());
         }
         let Some(worker) = least(&self.workers) else { return Ok(()) };
+        guest.seat.take(&stream)?;
         guest.link.set_worker(Some(worker));
         let connected = Connected { stream, said: None };
         let served = self.workers[worker].serve(Arrival::Connects { guest: index, connected });
         if served.is_err() {
             // The worker has just retired. The VMM is disconnected, and may connect again.
+            guest.seat.leave();
             guest.link.set_worker(None);
         }
         Ok(())
@@ -471,6 +490,21 @@ impl Guests {
         // If the counter is full, the main thread has not seen an earlier event yet, and will look.
         let _ = rustix::io::write(&self.changes, &1_u64.to_ne_bytes());
     }
+}
+
+/// Disconnects a VMM that has connected to a guest that has its VMM, unless that one has ended.
+fn refuse_another(guest: &Guest) -> Result<(), Error> {
+    if guest.seat.awaits() || guest.socket.accept()?.is_none() {
+        return Ok(());
+    }
+    if guest.seat.refuse() {
+        let name = &guest.spec.name;
+        tracing::warn!(
+            guest = name,
+            "another VMM is refused: the guest has its VMM (further ones are only counted)"
+        );
+    }
+    Ok(())
 }
 
 /// Returns how many descriptors a guest may need besides those of its memory: two for each of its queues, and some more.

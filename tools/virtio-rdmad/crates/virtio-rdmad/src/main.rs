@@ -37,6 +37,7 @@ mod reload;
 mod remover;
 mod report;
 mod sandbox;
+mod seat;
 mod set;
 mod socket;
 mod spin;

@@ -103,6 +103,9 @@ impl Metrics {
         measure(encoder, "guest_connected", help, connected)?;
         let started = self.of_guests().map(|(labels, guest)| (labels, guest.started.into()));
         measure(encoder, "guest_started", "Whether the driver of a guest has started", started)?;
+        let refused = self.of_guests().map(|(labels, guest)| (labels, guest.refused_vmms));
+        let help = "VMMs that were refused because the guest had one";
+        count(encoder, "guest_refused_vmms", help, None, refused)?;
         let work = self.of_guests().map(|(labels, guest)| (labels, guest.work_seconds));
         let help = "Processor time of a worker that a guest has taken";
         count(encoder, "guest_work", help, Some(&Unit::Seconds), work)
@@ -286,7 +289,7 @@ mod tests {
             "workers": [{ "guests": 1, "work_seconds": 1.5, "rounds": 7, "sleeps": 2,
                 "turns": { "sum_seconds": 0.25, "buckets": [{ "up_to_seconds": 0.125, "count": 3 }, { "count": 1 }] } }],
             "guests": [
-                { "name": "g\"1", "network": "n", "connected": true, "started": false, "pds": 1, "mrs": 2, "limits": { "qps": 9 },
+                { "name": "g\"1", "network": "n", "connected": true, "refused_vmms": 8, "started": false, "pds": 1, "mrs": 2, "limits": { "qps": 9 },
                   "work_seconds": 2.5,
                   "qp_counts": [{ "type": "GSI", "state": "RTS", "count": 1 },
                                 { "type": "RC", "state": "RTS", "count": 2 }],
@@ -315,6 +318,7 @@ mod tests {
             "# HELP virtio_rdma_uplink_tx_frames A frame was sent. A train that the kernel takes apart counts as one",
             "virtio_rdma_guest_connected{guest=\"g\\\"1\",network=\"n\"} 1",
             "virtio_rdma_guest_started{guest=\"g2\",network=\"n\"} 0",
+            "virtio_rdma_guest_refused_vmms_total{guest=\"g\\\"1\",network=\"n\"} 8",
             "# UNIT virtio_rdma_guest_work_seconds seconds",
             "virtio_rdma_guest_work_seconds_total{guest=\"g\\\"1\",network=\"n\"} 2.5",
             "virtio_rdma_guest_work_seconds_total{guest=\"g2\",network=\"n\"} 0.0",

@@ -112,6 +112,8 @@ pub struct GuestReport {
     pub mac: Option<String>,
     /// Whether its VMM is connected.
     pub connected: bool,
+    /// How many VMMs were refused, because the guest had one.
+    pub refused_vmms: u64,
     /// Whether it leaves when its VMM does.
     pub leaving: bool,
     /// The index of the worker that serves it.

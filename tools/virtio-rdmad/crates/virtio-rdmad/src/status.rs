@@ -66,13 +66,18 @@ fn guest(guest: &GuestReport) -> String {
         (false, _) => "not connected".to_owned(),
     };
     let GuestReport { name, transport, socket, network, pds, mrs, mws, cqs, .. } = guest;
+    let refused = match guest.refused_vmms {
+        0 => String::new(),
+        count => format!("  {count} VMMs refused\n"),
+    };
     let (worker, mac) = (or_dash(guest.worker), or_dash(guest.mac.as_ref()));
     let (qps, srqs) = (guest.qp_count(), guest.srq_count);
     let head = format!(
         "{name}: {state}, worker {worker}, {transport} {socket}, network {network}, MAC {mac}\n"
     );
     let objects = format!("  {pds} PDs, {mrs} MRs, {mws} MWs, {cqs} CQs, {qps} QPs, {srqs} SRQs\n");
-    std::iter::once(head)
+    [head, refused]
+        .into_iter()
         .chain(guest.gids.iter().map(gid))
         .chain([objects])
         .chain(guest.qps.iter().map(qp))
@@ -115,7 +120,7 @@ mod tests {
         let answer = json!({ "workers": [{ "guests": 1, "work_seconds": 1.0, "poll_seconds": 2.0,
             "wait_seconds": 1.0, "sleep_seconds": 4.0 }], "guests": [{
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
-            "mac": null, "connected": true, "started": true,
+            "mac": null, "connected": true, "refused_vmms": 2, "started": true,
             "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
             "mws": 1, "qp_counts": [{ "count": 2 }], "srq_count": 2, "gids": [{ "index": 0, "gid": "fe80::1", "vlan": null },
                                 { "index": 1, "gid": "fe80::1", "vlan": 5 }],
@@ -133,6 +138,7 @@ mod tests {
 worker 0: 1 guests, works 12.5 %, polls 25.0 %, waits for a processor 12.5 %, sleeps 50.0 %
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
+  2 VMMs refused
   GID 0 fe80::1
   GID 1 fe80::1 VLAN 5
   1 PDs, 2 MRs, 1 MWs, 3 CQs, 2 QPs, 2 SRQs

@@ -136,6 +136,8 @@ impl Worker {
         let mut unreadable = Vec::new();
         for (guest, connected) in guests {
             self.say(Work::Load(guest.subject()));
+            // Without this, another VMM would wait until this one has gone.
+            let _ = guest.seat.take(&connected.stream);
             guest.link.set_worker(Some(self.index));
             self.handle().claim();
             match self.connect(&guest, connected) {
@@ -513,6 +515,7 @@ impl Worker {
         if let Some(mut kept) = guest.kept() {
             kept.disconnect();
         }
+        guest.seat.leave();
         guest.link.set_worker(None);
         self.handle().release();
         self.guests.note_change();

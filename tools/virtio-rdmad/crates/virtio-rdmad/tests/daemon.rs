@@ -28,6 +28,9 @@ use rdma::{bytes_of, Pair, Pause, Transport};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
+/// How soon a VMM is disconnected that is not to be served.
+const REFUSAL: Duration = Duration::from_secs(20);
+
 /// Kills a group of processes that is still there after a time. So each wait for these processes ends:
 /// for their end, for what they write, and for answers over their sockets.
 struct Watchdog {
@@ -1855,6 +1858,67 @@ fn messages_under_way_outlive_a_restart() {
             daemon.restart();
             pair.receive();
         }
+        daemon.end();
+    }
+}
+
+/// Connects to a guest that has its VMM, and is disconnected before it says anything.
+fn connect_in_vain(daemon: &Daemon, name: &str) {
+    let mut second = connect(&daemon.path(name));
+    second.set_read_timeout(Some(REFUSAL)).unwrap();
+    assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "the connection ends");
+}
+
+/// A guest has one VMM. Another one that connects meanwhile is disconnected at once, and the first one notices nothing.
+#[test]
+fn a_second_vmm_is_refused() {
+    for transport in TRANSPORTS {
+        let mut daemon = Daemon::supervised("second", &two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        for restarted in [false, true] {
+            for refused in 1..4 {
+                pair.send();
+                connect_in_vain(&daemon, "a");
+                pair.receive();
+                let guest = &daemon.status()["guests"][0];
+                assert_eq!(
+                    (&guest["connected"], &guest["refused_vmms"]),
+                    (&true.into(), &refused.into())
+                );
+            }
+            // Of many lines of a kind there is one.
+            daemon.wait_for("another VMM is refused");
+            let mut command = Command::new(BINARY);
+            let output = output(command.args(["metrics", "--control"]).arg(daemon.path("control")));
+            let metrics = String::from_utf8(output.stdout).unwrap();
+            let line = "virtio_rdma_guest_refused_vmms_total{guest=\"a\",network=\"default\"} 3\n";
+            assert!(metrics.contains(line), "{metrics}");
+            if !restarted {
+                daemon.restart();
+            }
+        }
+        daemon.end();
+    }
+}
+
+/// A VMM that ends, and one that connects in its place before the process has noticed that: the latter is served.
+#[test]
+fn a_vmm_that_is_started_again_is_served() {
+    for transport in TRANSPORTS {
+        let daemon = Daemon::supervised("again-at-once", &two_guests(transport));
+        for _ in 0..20 {
+            let vmms = pair(&daemon, transport);
+            kill_process(daemon.server(), Signal::STOP).unwrap();
+            vmms.end();
+            let sockets = ["a", "b"].map(|name| connect(&daemon.path(name)));
+            kill_process(daemon.server(), Signal::CONT).unwrap();
+            let [one, other] = sockets;
+            let mut vmms = Pair::new([(one, transport), (other, Transport::VhostUser)]);
+            vmms.send();
+            vmms.receive();
+            vmms.end();
+        }
+        assert_eq!(daemon.status()["guests"][0]["refused_vmms"], 0);
         daemon.end();
     }
 }

@@ -102,6 +102,7 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestR
         origin: guest.origin.name().to_owned(),
         mac: spec.mac.map(format_mac),
         connected: guest.link.worker().is_some(),
+        refused_vmms: guest.seat.refused(),
         leaving: guest.leaves.load(Ordering::Relaxed),
         worker: guest.link.worker(),
         started,

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test uses a part of it
 
 use std::collections::BTreeMap;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -344,6 +345,13 @@ impl Pair {
         });
         let connections = connections.collect();
         Self { guests: [one, other], connections, count: 0 }
+    }
+
+    /// Ends the VMMs. A process that another test is about to start has their sockets open as well for a moment.
+    pub fn end(self) {
+        for guest in self.guests {
+            guest.vmm.socket.shutdown(Shutdown::Both).unwrap();
+        }
     }
 
     /// Sends messages in both directions of all connections. No receives are posted, so the messages wait.
