@@ -30,7 +30,7 @@ pub enum CallError {
 }
 
 /// The error of a method that does not know a parameter, or takes no such value.
-const INVALID_PARAMETER: &str = "org.varlink.service.InvalidParameter";
+pub const INVALID_PARAMETER: &str = "org.varlink.service.InvalidParameter";
 
 /// Asks what there is to tell of a process, without an entry for each QP and SRQ. A process of an earlier version knows
 /// no other answer than that with all entries.

@@ -458,7 +458,7 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
     let Some(Left { mut kept, spec: old, named, connected, .. }) = left else {
         return (spec.clone(), None, None);
     };
-    if named == spec.text {
+    if spec.is_named(&named) {
         // Whoever has changed its policy since then has the last word.
         return (old, Some(kept), connected);
     }

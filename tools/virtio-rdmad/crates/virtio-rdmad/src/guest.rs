@@ -103,6 +103,8 @@ pub struct Guest {
     pub spec: GuestSpec,
     /// What it is now, as in `--guest`.
     pub text: Mutex<String>,
+    /// What whoever has named it says it is. Its policy may have been set to something else.
+    pub named: Mutex<String>,
     /// Who has named it.
     pub origin: Origin,
     /// Its index while it is there.
@@ -163,12 +165,23 @@ impl Guest {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes what it may do, also for a later process. Nothing changes if that is an error.
-    pub fn set_policy(&self, change: &PolicyChange) -> Result<String, SpecError> {
+    /// Returns what whoever has named it says it is, as in `--guest`.
+    pub fn named(&self) -> String {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes what it may do, also for a later process. With `renamed`, whoever has named it says so. Nothing changes if
+    /// that is an error.
+    pub fn set_policy(&self, change: &PolicyChange, renamed: bool) -> Result<String, SpecError> {
         let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         let spec = change.of(&text)?;
+        if renamed {
+            *named = change.of(&named)?.text;
+        }
         self.device.set_policy(spec.policy);
         if let Some(mut kept) = self.kept() {
+            kept.set_named(&named);
             kept.set_spec(&spec.text);
         }
         spec.text.clone_into(&mut text);

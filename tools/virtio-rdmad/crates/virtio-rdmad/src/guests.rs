@@ -345,11 +345,13 @@ impl Guests {
         });
         let (rings, work, seat) = Default::default();
         let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
+        let named = kept.as_ref().map_or(&*spec.text, Kept::named).to_owned().into();
         let kept = kept.map(Mutex::new);
         let text = Mutex::new(spec.text.clone());
         Guest {
             spec,
             text,
+            named,
             origin,
             index,
             device,
@@ -425,11 +427,17 @@ impl Guests {
         Ok(guest)
     }
 
-    /// Changes what the guest of this name may do, while it runs. Returns what it is now, as in `--guest`.
-    pub fn set_policy(&self, name: &str, change: &PolicyChange) -> Result<String, SetError> {
+    /// Changes what the guest of this name may do, while it runs; with `in_file` because its configuration file says so.
+    /// Returns what it is now, as in `--guest`.
+    pub fn set_policy(
+        &self,
+        name: &str,
+        change: &PolicyChange,
+        in_file: bool,
+    ) -> Result<String, SetError> {
         let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
         let guest = guest.ok_or_else(|| SetError::Unknown(name.to_owned()))?;
-        Ok(guest.set_policy(change)?)
+        Ok(guest.set_policy(change, in_file && guest.origin == Origin::File)?)
     }
 
     /// Removes the guests that were to leave with their VMMs, which are gone now. The main thread calls this.
@@ -615,7 +623,7 @@ mod tests {
     fn policies_change_one_key_at_a_time() {
         let guests = guests();
         let guest = add(&guests, "name=a,rate=1G,qps=9").unwrap();
-        let set = |name, change: &str| guests.set_policy(name, &change.parse().unwrap());
+        let set = |name, change: &str| guests.set_policy(name, &change.parse().unwrap(), false);
         let text = set("a", "qps=7,pds=3").unwrap();
         assert_eq!(text, "vhost-user=/s,name=a,rate=1G,qps=7,pds=3");
         assert_eq!(set("a", "rate=default").unwrap(), "vhost-user=/s,name=a,qps=7,pds=3");

@@ -498,6 +498,19 @@ impl GuestSpec {
         self.is_same_device(other) && rest(self) == rest(other)
     }
 
+    /// Returns whether this text names the guest, with its keys in any order.
+    pub fn is_named(&self, text: &str) -> bool {
+        let sorted = |text| {
+            let list = KeyValues::read(text, KEYS, &[]);
+            list.map(|list| {
+                let mut pairs = list.pairs().to_vec();
+                pairs.sort_unstable();
+                pairs
+            })
+        };
+        sorted(text).is_ok_and(|pairs| sorted(&self.text) == Ok(pairs))
+    }
+
     /// Returns the paths of its sockets.
     pub fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
         std::iter::once(&self.path).chain(&self.nic)

@@ -16,7 +16,7 @@ use crate::key_values::KeyValues;
 use crate::options::{self, GuestSpec, ReloadOptions, SpecError};
 use crate::policy::{self, PolicyChange};
 use crate::report::{GuestReport, Report};
-use crate::set::set;
+use crate::set::set_in_file;
 
 /// Has the process follow the file. If the file has a mistake, nothing changes.
 pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
@@ -77,7 +77,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Compares a guest that is there with what it is to be.
+    /// Compares a guest that is there with what it is to be. Of its policy, only what the file says anew changes: what it
+    /// is may have been set since.
     fn compare(&mut self, wanted: &GuestSpec, guest: &GuestReport) -> Result<(), SpecError> {
         let name = &wanted.name;
         if guest.leaving {
@@ -86,9 +87,12 @@ impl Plan {
             return Ok(());
         }
         let is: GuestSpec = guest.spec.parse()?;
-        let (is_list, wanted_list) = (list(&is.text)?, list(&wanted.text)?);
+        let named = if guest.named.is_empty() { &guest.spec } else { &guest.named };
+        let (is_list, wanted_list, named_list) =
+            (list(&is.text)?, list(&wanted.text)?, list(named)?);
         let differs = |key: &&&str| is_list.get(key) != wanted_list.get(key);
-        let changes = policy::KEYS.iter().filter(differs);
+        let is_new = |key: &&&str| named_list.get(key) != wanted_list.get(key);
+        let changes = policy::KEYS.iter().filter(is_new);
         let changes = changes.map(|key| (*key, wanted_list.get(key).unwrap_or(policy::DEFAULT)));
         let changes: KeyValues<'_> = changes.collect();
         if !changes.pairs().is_empty() {
@@ -123,7 +127,7 @@ impl Plan {
             }
         }
         for (name, change) in &self.change {
-            match set(control, name, change) {
+            match set_in_file(control, name, change) {
                 Ok(()) => note(name, Ok(&change.to_string())),
                 Err(error) => note(name, Err(&error)),
             }
@@ -241,6 +245,22 @@ mod tests {
         assert_eq!(plan.change, [("a".to_owned(), change)]);
         assert_eq!(plan.needs_restart, ["vectors of guest a"]);
         assert!(plan.leave.is_empty() && plan.come.is_empty());
+    }
+
+    /// What was set while the process ran stays unless the file says something else than before.
+    #[test]
+    fn policies_that_were_set_stay() {
+        let mut set = guest("name=a,vfio-user=/a,rate=3G,qps=9,mws=4", Origin::File);
+        set.named = "name=a,vfio-user=/a,rate=1G,pds=3,mws=5".to_owned();
+        let is = report(vec![set]);
+        let changes = |wanted: &str| {
+            let plan = Plan::new(&file(&[wanted], &[]), &is).unwrap();
+            assert!(plan.needs_restart.is_empty());
+            plan.change.into_iter().map(|(_, change)| change.to_string()).collect::<Vec<_>>()
+        };
+        assert!(changes("name=a,mws=5,vfio-user=/a,rate=1G,pds=3").is_empty());
+        let changed = changes("name=a,vfio-user=/a,rate=1G,qps=8,mws=4");
+        assert_eq!(changed, ["qps=8,mws=4,pds=default"]);
     }
 
     #[test]

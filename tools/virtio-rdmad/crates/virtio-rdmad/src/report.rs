@@ -106,6 +106,8 @@ pub struct GuestReport {
     pub socket: String,
     /// What it is now, as in the option `--guest`.
     pub spec: String,
+    /// What whoever has named it says it is; nothing of a process that does not tell.
+    pub named: String,
     /// Who has named it: "options", "file" or "call".
     pub origin: String,
     /// The MAC address of its network interface, if the command line has it.

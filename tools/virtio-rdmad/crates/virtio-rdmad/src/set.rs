@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::call::{call_with, CallError};
+use crate::call::{call_with, CallError, INVALID_PARAMETER};
 use crate::control::interface::SET_POLICY;
 use crate::options::SetOptions;
 use crate::policy::PolicyChange;
@@ -16,7 +16,19 @@ pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Has the process behind the control socket change the policy of the guest of this name.
-pub fn set(control: &Path, name: &str, change: &PolicyChange) -> Result<(), CallError> {
+fn set(control: &Path, name: &str, change: &PolicyChange) -> Result<(), CallError> {
     let parameters = json!({ "name": name, "policy": change.to_string() });
     call_with(control, SET_POLICY, Some(parameters), &[]).map(|_| ())
+}
+
+/// Has the process do the same because its configuration file says so. A process of an earlier version does not
+/// distinguish that.
+pub fn set_in_file(control: &Path, name: &str, change: &PolicyChange) -> Result<(), CallError> {
+    let parameters = json!({ "name": name, "policy": change.to_string(), "in_file": true });
+    match call_with(control, SET_POLICY, Some(parameters), &[]) {
+        Err(CallError::Refused(_, error, _)) if error == INVALID_PARAMETER => {
+            set(control, name, change)
+        }
+        answer => answer.map(|_| ()),
+    }
 }

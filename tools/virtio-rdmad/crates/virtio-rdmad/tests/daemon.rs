@@ -1785,7 +1785,22 @@ fn a_process_follows_its_configuration_file() {
     for _ in 0..2 {
         daemon.restart();
         assert_eq!(guests(&daemon)[0], "a file 5");
+        let (worked, said, _) = reload(&daemon);
+        assert!(worked && said.is_empty(), "{said}");
+        assert_eq!(guests(&daemon)[0], "a file 5");
     }
+    // A reload changes what the file says anew, and that alone.
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 2") + &guest("c", "pds = 4")));
+    assert_eq!(reload(&daemon), (true, "c: pds=4\n".to_owned(), String::new()));
+    assert_eq!(run(&daemon, &["set", "c", "pds=7"]), (true, String::new()));
+    for _ in 0..2 {
+        assert_eq!(guests(&daemon), ["a file 5", "c file 7", "o options 65536"]);
+        assert_eq!(reload(&daemon), (true, String::new(), String::new()));
+        daemon.restart();
+    }
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "mrs = 3") + &guest("c", "pds = 4")));
+    assert_eq!(reload(&daemon), (true, "a: mrs=3,pds=default\n".to_owned(), String::new()));
+    assert_eq!(guests(&daemon), ["a file 65536", "c file 7", "o options 65536"]);
     file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 6") + &guest("c", "pds = 3")));
     daemon.restart();
     assert_eq!(guests(&daemon)[0], "a file 6");

@@ -110,9 +110,9 @@ impl Daemon {
         }
     }
 
-    fn set_policy(&self, name: &str, policy: &str) -> Result<Reply, Refused> {
+    fn set_policy(&self, name: &str, policy: &str, in_file: bool) -> Result<Reply, Refused> {
         let change: PolicyChange = policy.parse().map_err(|error| refused_policy(&error))?;
-        match self.surveyed.guests.set_policy(name, &change) {
+        match self.surveyed.guests.set_policy(name, &change, in_file) {
             Ok(spec) => {
                 tracing::info!(guest = name, policy, "its policy has changed");
                 Ok(Reply::parameters(Some(json!({ "spec": spec }))))
@@ -255,8 +255,9 @@ impl Interface for Daemon {
             }),
             SET_POLICY => parameters.text("name").and_then(|name| {
                 let policy = parameters.text("policy")?;
+                let is_in_file = parameters.flag("in_file", false)?;
                 parameters.end()?;
-                self.set_policy(&name, &policy)
+                self.set_policy(&name, &policy, is_in_file)
             }),
             REMOVE_GUEST => parameters.text("name").and_then(|name| {
                 let drain = parameters.flag("drain", false)?;

@@ -99,6 +99,7 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestR
         transport: spec.transport.name().to_owned(),
         socket: spec.path.to_string_lossy().into_owned(),
         spec: guest.text(),
+        named: guest.named(),
         origin: guest.origin.name().to_owned(),
         mac: spec.mac.map(format_mac),
         connected: guest.link.worker().is_some(),

@@ -175,6 +175,11 @@ impl Kept {
         }
     }
 
+    /// Returns how the guest's origin names it.
+    pub fn named(&self) -> &str {
+        &self.record.named
+    }
+
     /// Notes that the guest's origin names it so now.
     pub fn set_named(&mut self, named: &str) {
         named.clone_into(&mut self.record.named);
