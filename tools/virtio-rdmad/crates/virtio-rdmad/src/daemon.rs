@@ -6,7 +6,7 @@ use std::io::Error;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -26,7 +26,8 @@ use crate::crew::{Assigned, Crew, NotPrepared, Resumed};
 use crate::events::Events;
 use crate::guest::{Guest, Origin};
 use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
-use crate::handover::{Connected, Inherited, Kept, Left, Manager};
+use crate::hand_over;
+use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
 use crate::intake::Intake;
 use crate::log;
 use crate::nic::{Framing, Nic};
@@ -46,9 +47,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long the process waits before it says in the log that it is ready for a service manager that does not read that.
 const MANAGER_READY: Duration = Duration::from_secs(1);
-
-/// How long the process waits in the end for a service manager that does not read what it is sent.
-const MANAGER_END: Duration = Duration::from_secs(5);
 
 /// Why the process cannot start, or why it ends.
 #[derive(Debug, thiserror::Error)]
@@ -108,18 +106,20 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     raise_descriptor_limit();
     check_signals();
     // Signals are caught from here on, so that no socket stays behind.
-    let signals = signals()?;
-    let control = options
-        .control
-        .as_deref()
-        .map(|path| Socket::bind(path, Kind::Stream, &Access::default()))
-        .transpose()?;
+    let (signals, is_asked) = signals()?;
+    let keeper = manager.clone().filter(|manager| manager.keeps_descriptors());
+    let mut inherited = Inherited::default();
+    if let Some(keeper) = &keeper {
+        inherited = Inherited::take(keeper, options.forget_unreadable)?;
+    }
+    let mut listeners = std::mem::take(&mut inherited.listeners);
+    let control = control_socket(options, &mut listeners)?;
     let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
         .map(|_| WorkerHandle::new())
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
-    let networks = networks(options)?;
-    let switches = networks.values().filter_map(|network| network.switch.clone()).collect();
+    let networks = networks(options, &mut listeners, &inherited)?;
+    let switches: Vec<_> = networks.values().filter_map(|network| network.switch.clone()).collect();
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
     let fabrics = networks.iter().map(|(name, network)| (name.clone(), network.fabric.clone()));
@@ -128,20 +128,19 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let guests =
         Guests::new(fabrics.collect(), of_networks.collect(), workers.clone(), events.clone());
     let mut guests = guests.map_err(Error::from)?;
-    let mut inherited = Inherited::default();
-    if let Some(manager) = manager.as_ref().filter(|manager| manager.keeps_descriptors()) {
-        inherited = Inherited::take(manager, options.forget_unreadable)?;
-        guests.keep(manager.clone(), inherited.next);
+    if let Some(keeper) = &keeper {
+        guests.keep(keeper.clone(), inherited.next);
     }
     let guests = Arc::new(guests);
     let paused = inherited.paused_since();
     let board = inherited.board.take();
-    let added = add_guests(options, &guests, inherited)?;
+    let added = add_guests(options, &guests, inherited, &mut listeners)?;
+    listeners.remove_rest();
     if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
-    let (_remover, filters) = confine(options)?.unzip();
+    let (mut remover, filters) = confine(options, !listeners.is_empty())?.unzip();
     start_helpers(filters.as_ref(), manager.as_deref())?;
     let mut made = make_workers(options, &workers, &guests, &intakes, added.resumed)?;
     if let Some(board) = &board {
@@ -156,8 +155,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     }
     let crew = start(options, made, filters.as_ref())?;
     let settings = options.file.settings();
+    let sockets = Sockets { control, guests: guests.clone(), switches: switches.clone() };
     let surveyed =
         Surveyed { guests: guests.clone(), workers: workers.clone(), switches, settings };
+    let control = sockets.control.clone();
     let (end, control_thread) = start_control(control, surveyed, events, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
@@ -173,6 +174,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     }
     board.iter().for_each(Board::clear);
     crew.serve();
+    sockets.own(&mut remover);
+    if let Some(keeper) = &keeper {
+        listeners.forget(keeper);
+    }
     tell(manager.as_deref(), "READY=1");
     if let Some(manager) = &manager {
         manager.flush(MANAGER_READY);
@@ -185,12 +190,15 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     tell(manager.as_deref(), "STOPPING=1");
     drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
-    crew.end(manager.as_ref().is_some_and(|manager| manager.keeps_descriptors()));
+    if let Some(keeper) = keeper.as_ref().filter(|_| is_asked.load(Ordering::SeqCst)) {
+        sockets.leave(keeper, &mut remover);
+    }
+    crew.end(keeper.is_some());
     for thread in control_thread.into_iter().chain(switch_threads) {
         let _ = thread.join();
     }
     if let Some(manager) = manager {
-        manager.flush(MANAGER_END);
+        manager.flush(handover::PATIENCE);
     }
     tracing::info!("ends");
     Ok(result?)
@@ -267,12 +275,66 @@ fn check(options: &Options) -> Result<(), DaemonError> {
     }
 }
 
-/// Returns a socket that becomes readable when the process is to end.
-fn signals() -> Result<UnixStream, Error> {
+/// Makes the control socket, if there is to be one.
+fn control_socket(
+    options: &Options,
+    listeners: &mut Listeners,
+) -> Result<Option<Arc<Socket>>, Error> {
+    let bind = |path| listeners.bind(path, Kind::Stream, &Access::default(), true);
+    Ok(options.control.as_deref().map(bind).transpose()?.map(Arc::new))
+}
+
+/// Returns a socket that becomes readable when the process is to end, and what is set when it is to leave its sockets to
+/// the next one then.
+fn signals() -> Result<(UnixStream, Arc<AtomicBool>), Error> {
     let (read, write) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
-    signal_hook::low_level::pipe::register(SIGINT, write)?;
-    Ok(read)
+    let is_asked = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(hand_over::SIGNAL.as_raw(), is_asked.clone())?;
+    for signal in [hand_over::SIGNAL.as_raw(), SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    Ok((read, is_asked))
+}
+
+/// The sockets that others connect to.
+struct Sockets {
+    control: Option<Arc<Socket>>,
+    guests: Arc<Guests>,
+    switches: Vec<Arc<Switch>>,
+}
+
+impl Sockets {
+    /// Calls `f` with those that are not kept with their guests.
+    fn each(&self, f: impl Fn(&Socket)) {
+        let mut guests = self.guests.all();
+        let stays =
+            |guest: &Guest| guest.origin != Origin::Call && !guest.leaves.load(Ordering::Relaxed);
+        guests.retain(|guest| stays(guest));
+        let nics: Vec<_> = self.switches.iter().flat_map(|switch| switch.nics()).collect();
+        let is_of = |nic: &Nic| guests.iter().any(|guest| guest.spec.name == nic.guest);
+        let nics = nics.iter().filter(|nic| is_of(nic)).map(|nic| &nic.socket);
+        let guests = guests.iter().map(|guest| &guest.socket);
+        guests.chain(nics).chain(self.control.as_deref()).for_each(f);
+    }
+
+    /// Has their files go when the process ends, because it serves now.
+    fn own(&self, remover: &mut Option<Remover>) {
+        self.each(|socket| socket.set_stays(false));
+        set_stay(remover, false);
+    }
+
+    /// Leaves them to the next process, with the connections that wait there.
+    fn leave(&self, manager: &Manager, remover: &mut Option<Remover>) {
+        self.each(|socket| handover::leave(manager, socket));
+        set_stay(remover, true);
+    }
+}
+
+/// Tells the process that removes the files of sockets whether they stay when this one ends.
+fn set_stay(remover: &mut Option<Remover>, stay: bool) {
+    if let Some(Err(error)) = remover.as_mut().map(|remover| remover.set_stay(stay)) {
+        tracing::warn!(%error, "the process that removes the sockets cannot be told");
+    }
 }
 
 /// A network, its switch if it has an uplink or network interfaces of guests, and the intake of an uplink.
@@ -302,8 +364,12 @@ impl Network {
 }
 
 /// Opens the uplinks and the network interfaces, and makes a fabric for each network.
-fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> {
-    let mut nics = nics(options)?;
+fn networks(
+    options: &Options,
+    listeners: &mut Listeners,
+    inherited: &Inherited,
+) -> Result<HashMap<String, Network>, DaemonError> {
+    let mut nics = nics(options, listeners, inherited)?;
     let mut uplinks = HashMap::new();
     for spec in &options.uplinks {
         let is_of_network = |guest: &&GuestSpec| guest.network == spec.network;
@@ -328,12 +394,17 @@ fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> 
 }
 
 /// Opens the network interfaces of the guests, by network.
-fn nics(options: &Options) -> Result<HashMap<String, Vec<Nic>>, DaemonError> {
+fn nics(
+    options: &Options,
+    listeners: &mut Listeners,
+    inherited: &Inherited,
+) -> Result<HashMap<String, Vec<Nic>>, DaemonError> {
     let mut nics: HashMap<String, Vec<Nic>> = HashMap::new();
     for spec in &options.guests {
         let (Some(path), Some(mac)) = (&spec.nic, spec.mac) else { continue };
         let framing = Framing::of(spec.transport);
-        let socket = Socket::bind(path, framing.kind(), &spec.access)?;
+        let may_stay = inherited.has_access_of(spec);
+        let socket = listeners.bind(path, framing.kind(), &spec.access, may_stay)?;
         let nic = Nic::new(&spec.name, mac, framing, socket);
         nics.entry(spec.network.clone()).or_default().push(nic);
     }
@@ -411,10 +482,12 @@ fn add_guests(
     options: &Options,
     guests: &Guests,
     mut inherited: Inherited,
+    listeners: &mut Listeners,
 ) -> Result<Added, DaemonError> {
     let mut added = Added::default();
     for spec in &options.guests {
-        let socket = Socket::bind(&spec.path, Kind::Stream, &spec.access)?;
+        let may_stay = inherited.has_access_of(spec);
+        let socket = listeners.bind(&spec.path, Kind::Stream, &spec.access, may_stay)?;
         let memory = guests.share_anyway();
         let left = inherited.remove(&spec.name);
         let origin = options.origin_of(spec);
@@ -490,14 +563,17 @@ fn add_again(guests: &Guests, left: Left) -> Result<(Arc<Guest>, Option<Connecte
     Ok((guest.map_err(|error| error.to_string())?, connected))
 }
 
-/// Starts the process that removes the sockets, and takes the file system away from this one. Returns
-/// that process and the filters for the threads; `None` without a sandbox.
-fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError> {
+/// Starts the process that removes the sockets, and takes the file system away from this one. Sockets that are
+/// `inherited` stay until this process serves. Returns that process and the filters for the threads; `None` without a
+/// sandbox.
+fn confine(options: &Options, inherited: bool) -> Result<Option<(Remover, Filters)>, DaemonError> {
     if options.sandbox == options::Switch::Off {
         return Ok(None);
     }
     let sockets = options.guests.iter().flat_map(GuestSpec::sockets).chain(&options.control);
-    let remover = Remover::start(sockets.map(PathBuf::as_path)).map_err(DaemonError::Remover)?;
+    let started = Remover::start(sockets.map(PathBuf::as_path)).map_err(DaemonError::Remover);
+    let mut remover = started?;
+    remover.set_stay(inherited).map_err(DaemonError::Remover)?;
     sandbox::leave_file_system(std::iter::empty())?;
     Ok(Some((remover, Filters::new()?)))
 }
@@ -566,7 +642,7 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
 /// Starts the thread of the control socket, if there is such a socket. The thread ends when the stream
 /// that this returns is dropped.
 fn start_control(
-    socket: Option<Socket>,
+    socket: Option<Arc<Socket>>,
     surveyed: Surveyed,
     events: Arc<Events>,
     filters: Option<&Filters>,

@@ -14,15 +14,19 @@
 //! knows for which guest the one before it has aborted. After three aborts in a row for one guest, the VMM of that guest is
 //! disconnected, and the other guests go on.
 //!
+//! A process that is asked to leaves its sockets as well ([`listeners`]), so that whoever connects meanwhile waits.
+//!
 //! A process may fail before it serves anybody: its options are wrong, or it is a version that cannot read what is there.
 //! So it changes nothing of what is kept before all its threads are there and have loaded their guests
 //! ([`crate::crew`]). Any number of processes may fail so, and the guests have lost nothing.
 
 mod guest;
 mod journal;
+mod listeners;
 mod manager;
 mod stash;
 pub mod supervisor;
 
 pub use guest::{now, Connected, ConnectionJournal, Inherited, Kept, Left, Said, Unreadable, Work};
-pub use manager::Manager;
+pub use listeners::{leave, Listeners};
+pub use manager::{Manager, PATIENCE};

@@ -32,8 +32,12 @@ pub struct RemoverOptions {
     pub paths: Vec<PathBuf>,
 }
 
+/// What the process is told: the sockets stay when this one ends, or they go, which is so from the beginning.
+const STAY: u8 = b's';
+const GO: u8 = b'g';
+
 /// The process that removes the sockets. When this is dropped, that process ends, and the sockets are
-/// gone.
+/// gone, unless another process is to go on with them.
 #[derive(Debug)]
 pub struct Remover(Child);
 
@@ -49,6 +53,14 @@ impl Remover {
     }
 }
 
+impl Remover {
+    /// Says whether the sockets stay when this process ends, however that happens, because another one goes on with them.
+    pub fn set_stay(&mut self, stay: bool) -> Result<(), Error> {
+        let told = [if stay { STAY } else { GO }];
+        self.0.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&told))
+    }
+}
+
 impl Drop for Remover {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
@@ -57,7 +69,7 @@ impl Drop for Remover {
     }
 }
 
-/// Does the work of that process: waits until standard input is closed, and removes the sockets.
+/// Does the work of that process: waits until standard input is closed, and removes the sockets, unless they stay.
 pub fn run(options: &RemoverOptions) -> Result<(), Box<dyn std::error::Error>> {
     // A signal to all processes of a terminal or a service ends the other process, and this one has to
     // outlive it.
@@ -73,7 +85,11 @@ pub fn run(options: &RemoverOptions) -> Result<(), Box<dyn std::error::Error>> {
     let mut stdout = std::io::stdout();
     stdout.write_all(b"\n")?;
     stdout.flush()?;
-    std::io::stdin().read_to_end(&mut Vec::new())?;
+    let mut told = Vec::new();
+    std::io::stdin().read_to_end(&mut told)?;
+    if told.last() == Some(&STAY) {
+        return Ok(());
+    }
     for socket in &sockets {
         socket.name.remove();
     }

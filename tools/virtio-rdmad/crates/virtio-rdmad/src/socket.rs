@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{fcntl_setfl, flock, FlockOperation, OFlags};
@@ -38,9 +39,14 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    /// Its file, if this process has made it.
+    /// Its file, if this process or an earlier one has made it.
     name: Option<Name>,
+    /// Whether the file stays when this is dropped, because another process goes on with the socket.
+    stays: AtomicBool,
 }
+
+/// Device and inode of a file.
+pub type FileId = (u64, u64);
 
 impl Socket {
     /// Makes the socket. A socket that an earlier process left at this path is replaced. It is an error
@@ -53,7 +59,7 @@ impl Socket {
         let listener = listen_at(path, kind, access).map_err(named)?;
         listener.set_nonblocking(true).map_err(named)?;
         let name = Name::of(path).map_err(named)?;
-        Ok(Self { listener, name: Some(name) })
+        Ok(Self { listener, name: Some(name), stays: AtomicBool::new(false) })
     }
 
     /// Takes a socket that another process has made, and has passed on. It is an error if the descriptor is not a
@@ -71,7 +77,25 @@ impl Socket {
         }
         // The standard library makes an ioctl of it, which the sandbox does not allow.
         fcntl_setfl(&descriptor, OFlags::RDWR | OFlags::NONBLOCK)?;
-        Ok(Self { listener: descriptor.into(), name: None })
+        Ok(Self { listener: descriptor.into(), name: None, stays: AtomicBool::new(false) })
+    }
+
+    /// Goes on with a socket of this name that an earlier process has made. Its file stays, also when this is dropped,
+    /// until [`Self::set_stays`].
+    pub fn inherited(descriptor: OwnedFd, kind: Kind, name: Name) -> Result<Self, Error> {
+        let mut socket = Self::passed(descriptor, kind)?;
+        (socket.name, socket.stays) = (Some(name), AtomicBool::new(true));
+        Ok(socket)
+    }
+
+    /// Says whether its file stays when this is dropped.
+    pub fn set_stays(&self, stays: bool) {
+        self.stays.store(stays, Ordering::Relaxed);
+    }
+
+    /// Returns its file, if this process or an earlier one has made it.
+    pub fn file(&self) -> Option<FileId> {
+        self.name.as_ref().map(Name::file)
     }
 
     /// Makes a socket without a file, which nobody is told of: that of a guest whose next VMM cannot connect any more.
@@ -109,7 +133,7 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Some(name) = &self.name {
+        if let Some(name) = self.name.as_ref().filter(|_| !self.stays.load(Ordering::Relaxed)) {
             name.remove();
         }
     }
@@ -132,14 +156,24 @@ fn listen_at(path: &Path, kind: Kind, access: &Access) -> Result<UnixListener, E
 #[derive(Debug)]
 pub struct Name {
     path: PathBuf,
-    /// Device and inode of the file.
-    file: (u64, u64),
+    file: FileId,
 }
 
 impl Name {
     /// Returns the name of the socket whose file is at `path` now.
     pub fn of(path: &Path) -> Result<Self, Error> {
         Ok(Self { path: path.to_owned(), file: identity(path)? })
+    }
+
+    /// Returns the same. It is an error if the file is no socket.
+    pub fn of_socket(path: &Path) -> Result<Self, Error> {
+        require_socket(path)?;
+        Self::of(path)
+    }
+
+    /// Returns the file.
+    pub fn file(&self) -> FileId {
+        self.file
     }
 
     /// Removes the file, unless another file is there by now.
@@ -150,7 +184,7 @@ impl Name {
     }
 }
 
-fn identity(path: &Path) -> Result<(u64, u64), Error> {
+fn identity(path: &Path) -> Result<FileId, Error> {
     let metadata = std::fs::symlink_metadata(path)?;
     Ok((metadata.dev(), metadata.ino()))
 }

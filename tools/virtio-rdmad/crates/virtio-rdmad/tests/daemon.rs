@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirEntryExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -1530,7 +1530,9 @@ fn guests_do_not_wait_for_the_log() {
     let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
     front_end.wait(1);
     for name in ["b"].repeat(20) {
-        FrontEnd::start(connect(&daemon.path(name)), 1).wait(1);
+        let other = FrontEnd::start(connect(&daemon.path(name)), 1);
+        other.wait(1);
+        other.end();
     }
     front_end.post(2);
     front_end.kick();
@@ -1703,6 +1705,25 @@ impl Drop for ConfigFile {
     }
 }
 
+/// Returns each guest of a process: its name, who has named it, and how many PDs it may have.
+fn guests(daemon: &Daemon) -> Vec<String> {
+    let status = daemon.status();
+    let guests = status["guests"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let mut guests: Vec<_> = guests
+        .map(|guest| {
+            format!(
+                "{} {} {}",
+                text(&guest["name"]),
+                text(&guest["origin"]),
+                guest["limits"]["pds"]
+            )
+        })
+        .collect();
+    guests.sort_unstable();
+    guests
+}
+
 /// The guests of a configuration file are served. After a change of the file, they come, leave and change, and those that
 /// stay notice nothing. The next process does as the file says.
 #[test]
@@ -1719,23 +1740,6 @@ fn a_process_follows_its_configuration_file() {
     let mut command = Command::new(BINARY);
     command.args(["supervise", "--"]);
     let mut daemon = Daemon::run(command, test, &["--config", path], &["name=o,vhost-user"]);
-    let guests = |daemon: &Daemon| {
-        let status = daemon.status();
-        let guests = status["guests"].as_array().unwrap().iter();
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let mut guests: Vec<_> = guests
-            .map(|guest| {
-                format!(
-                    "{} {} {}",
-                    text(&guest["name"]),
-                    text(&guest["origin"]),
-                    guest["limits"]["pds"]
-                )
-            })
-            .collect();
-        guests.sort_unstable();
-        guests
-    };
     assert_eq!(guests(&daemon), ["a file 9", "b file 65536", "o options 65536"]);
     let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
     front_end.wait(1);
@@ -1936,6 +1940,132 @@ fn a_vmm_that_is_started_again_is_served() {
         assert_eq!(daemon.status()["guests"][0]["refused_vmms"], 0);
         daemon.end();
     }
+}
+
+/// Has the process that serves guests end and leave its sockets, and no other one start.
+fn hand_over(daemon: &Daemon) {
+    let server = daemon.server().as_raw_nonzero().to_string();
+    kill_process(Pid::from_child(&daemon.child), Signal::STOP).unwrap();
+    assert!(output(Command::new(BINARY).args(["hand-over", &server])).status.success());
+    let has_ended = || {
+        let status = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap();
+        status.contains(") Z ")
+    };
+    while !has_ended() {
+        std::thread::yield_now();
+    }
+}
+
+/// Has the supervisor start another process.
+fn go_on(daemon: &Daemon) {
+    kill_process(Pid::from_child(&daemon.child), Signal::CONT).unwrap();
+}
+
+/// Returns the inodes of the sockets of a process, by name.
+fn sockets(daemon: &Daemon) -> Vec<(String, u64)> {
+    let entries = std::fs::read_dir(&daemon.directory).unwrap().map(Result::unwrap);
+    let mut sockets: Vec<_> =
+        entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.ino())).collect();
+    sockets.sort();
+    sockets
+}
+
+/// A restart leaves all sockets as they are. Whoever connects while no process runs waits, and is served then: the first
+/// VMM of a guest, one that takes the place of another one, and clients of the control socket.
+#[test]
+fn sockets_outlive_a_restart() {
+    for sandbox in ["on", "off"] {
+        let mut command = Command::new(BINARY);
+        command.args(["supervise", "--"]);
+        let guests = ["name=a,vhost-user", "name=b,vhost-user", "name=c,vfio-user"];
+        let options = ["--sandbox", sandbox];
+        let mut daemon = Daemon::run(command, "sockets", &options, &guests);
+        let before = sockets(&daemon);
+        assert_eq!(before.len(), 4);
+        daemon.restart();
+        assert_eq!(sockets(&daemon), before);
+
+        let front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+        front_end.wait(1);
+        hand_over(&daemon);
+        assert_eq!(sockets(&daemon), before);
+        front_end.end();
+        let waiting = ["a", "b"].map(|name| connect(&daemon.path(name)));
+        let added = format!("name=d,vhost-user={}", daemon.path("d").display());
+        std::thread::scope(|scope| {
+            let add = scope.spawn(|| run(&daemon, &["add", "--guest", &added]));
+            while !daemon.path("d").exists() {
+                std::thread::yield_now();
+            }
+            go_on(&daemon);
+            assert_eq!(add.join().unwrap(), (true, String::new()));
+        });
+        for socket in waiting {
+            FrontEnd::start(socket, 1).wait(1);
+        }
+        daemon.wait_for("ready");
+        assert_eq!(names(&daemon), ["a", "b", "c", "d"]);
+        assert_eq!(run(&daemon, &["remove", "d"]), (true, String::new()));
+        daemon.restart();
+        assert_eq!(sockets(&daemon), before);
+        // A process that is killed leaves none.
+        daemon.crash();
+        FrontEnd::start(connect(&daemon.path("a")), 1).wait(1);
+        // Without a sandbox, the socket of a guest whose VMM is connected stays.
+        daemon.wait_for("disconnected");
+        daemon.end();
+    }
+}
+
+/// Processes that cannot start lose nobody who waits.
+#[test]
+fn whoever_connects_waits_for_a_process_that_starts() {
+    let program = Program::new("waits");
+    let mut daemon = program.supervise(&["name=a,vhost-user"]);
+    program.add("--cpus 1023");
+    hand_over(&daemon);
+    let socket = connect(&daemon.path("a"));
+    go_on(&daemon);
+    (0..3).for_each(|_| daemon.wait_for("worker 0: pinning to CPU 1023"));
+    program.add("");
+    daemon.wait_for("ready");
+    FrontEnd::start(socket, 1).wait(1);
+    program.remove();
+    daemon.end();
+}
+
+/// After a restart, guests are where the configuration file has them, and the sockets are gone that it does not have.
+#[test]
+fn sockets_follow_the_configuration_file() {
+    let test = "paths";
+    let directory = directory_of(test);
+    let guest = |name: &str, socket: &str, more: &str| {
+        let path = directory.join(socket).display().to_string();
+        format!("[[guest]]\nname = '{name}'\nvhost-user = '{path}'\n{more}\n")
+    };
+    let file =
+        ConfigFile::new(test, &(guest("a", "a", "") + &guest("b", "b", "") + &guest("c", "c", "")));
+    let mut command = Command::new(BINARY);
+    command.args(["supervise", "--"]);
+    let path = file.0.to_str().unwrap();
+    let mut daemon = Daemon::run(command, test, &["--config", path], &[]);
+    let before = sockets(&daemon);
+    file.write(&(guest("a", "moved", "") + &guest("c", "c", "mode = '600'")));
+    hand_over(&daemon);
+    go_on(&daemon);
+    daemon.wait_for("ready");
+    let after = sockets(&daemon);
+    assert_eq!(
+        after.iter().map(|(name, _)| &**name).collect::<Vec<_>>(),
+        ["c", "control", "moved"]
+    );
+    assert_eq!(after[1], before[3], "the control socket");
+    for (name, mode) in [("moved", None), ("c", Some(0o600))] {
+        let is = daemon.path(name).metadata().unwrap().permissions().mode() & 0o777;
+        assert!(mode.is_none_or(|mode| is == mode), "{is:o}");
+        FrontEnd::start(connect(&daemon.path(name)), 1).wait(1);
+    }
+    daemon.end();
 }
 
 /// Returns how many PDs, MRs, CQs and QPs a guest has made.

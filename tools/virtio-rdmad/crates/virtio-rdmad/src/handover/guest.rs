@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use virtio_transport::{Change, State};
 
 use super::journal::{Journal, JournalError};
+use super::listeners::Listeners;
 use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
 use crate::connection::Ended;
@@ -451,6 +452,8 @@ pub struct Inherited {
     pub next: u64,
     /// What the threads say on whose behalf they work.
     pub board: Option<Board>,
+    /// The sockets that it has made.
+    pub listeners: Listeners,
 }
 
 impl Inherited {
@@ -461,6 +464,7 @@ impl Inherited {
         let mut guests = Vec::new();
         let mut kept = kept_descriptors().map_err(Unreadable::Store)?;
         let board = board(manager, kept.remove(BOARD));
+        let listeners = Listeners::take(&mut kept);
         for (name, sockets) in kept {
             match Left::read(manager, &name, sockets) {
                 Ok(guest) => guests.push(guest),
@@ -478,13 +482,19 @@ impl Inherited {
         for guest in &mut guests {
             guest.note_aborts(&aborted);
         }
-        Ok(Self { guests, next, board })
+        Ok(Self { guests, next, board, listeners })
     }
 
     /// Returns since when no process serves the guests, if the last one has ended in order.
     pub fn paused_since(&self) -> Option<Instant> {
         let left = self.guests.iter().filter_map(|guest| guest.since).min()?;
         Instant::now().checked_sub(Duration::from_nanos(now().saturating_sub(left)))
+    }
+
+    /// Returns whether the sockets of this guest are to have the same owner and mode as those that are there.
+    pub fn has_access_of(&self, spec: &GuestSpec) -> bool {
+        let mut olds = self.guests.iter().map(|guest| &guest.spec);
+        olds.find(|old| old.name == spec.name).is_some_and(|old| old.access == spec.access)
     }
 
     /// Takes the guest of this name out, if there is one.

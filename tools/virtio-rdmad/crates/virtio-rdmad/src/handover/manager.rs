@@ -20,6 +20,9 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 /// Most descriptors of one message to the service manager.
 const MOST: usize = 2;
 
+/// How long a process that ends waits for a service manager that does not read what it is sent.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Most messages that wait to be sent.
 const WAITING: usize = 1024;
 

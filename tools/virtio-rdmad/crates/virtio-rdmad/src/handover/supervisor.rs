@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -26,6 +26,8 @@ use rustix::net::{
 };
 use rustix::process::{kill_process, Pid, Signal};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use crate::hand_over;
 
 /// The first of the descriptors that a process gets, SD_LISTEN_FDS_START of sd_listen_fds(3).
 const FIRST: i32 = 3;
@@ -247,6 +249,7 @@ impl<'a> Supervisor<'a> {
             self.stop(Signal::TERM);
         }
         if Signals::take(&signals.restart) {
+            self.hand_over();
             self.stop(Signal::TERM);
         }
         self.read_messages()?;
@@ -261,6 +264,18 @@ impl<'a> Supervisor<'a> {
             self.start()?;
         }
         Ok(())
+    }
+
+    /// Asks virtio-rdmad to leave its sockets to what starts next, if that takes them over. What a `--program` starts is
+    /// not known before, and the program may do more than that.
+    fn hand_over(&self) {
+        let Some(child) = self.child.as_ref().filter(|_| self.options.program.is_none()) else {
+            return;
+        };
+        let mut command = Command::new(&self.program);
+        command.args([hand_over::COMMAND, &child.id().to_string()]).stderr(Stdio::null());
+        // Without it, the sockets are made anew.
+        let _ = command.status();
     }
 
     /// Asks virtio-rdmad to end.

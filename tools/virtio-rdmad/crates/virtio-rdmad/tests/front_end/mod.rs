@@ -4,6 +4,7 @@
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -69,6 +70,11 @@ impl FrontEnd {
     pub fn start_on_new_rings(self, posted: u16) -> Self {
         self.send(18, &[0; 8], &[]);
         Self::start(self.socket, posted)
+    }
+
+    /// Ends the VMM. A process that another test is about to start has its socket open as well for a moment.
+    pub fn end(self) {
+        self.socket.shutdown(Shutdown::Both).unwrap();
     }
 
     /// Makes requests available, up to this number in all.
