@@ -98,7 +98,7 @@ fn pages_are_found_before_they_are_used() {
     let before = work(&guest);
     guest.reg_mr(pdn, AT, PAGES << 12, ALL);
     let taken = work(&guest) - before;
-    assert!(taken > PAGES * cost::TOUCH && taken > TURN, "{taken}");
+    assert!(taken > PAGES * cost::TOUCH, "{taken}");
     let before = work(&guest);
     guest.reg_mr(pdn, AT, PAGES << 12, ALL);
     assert!(work(&guest) - before < taken / 10);
