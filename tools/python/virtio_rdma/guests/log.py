@@ -10,7 +10,7 @@ REPORT = re.compile(
     r"\bBUG: |\bWARNING: |\bKASAN: |\bKCSAN: |INFO: (rcu|task|possible|trying)|"
     r"general protection fault|Oops[: ]|kernel BUG at|suspicious RCU usage|"
     r"ODEBUG: |DMA-API: .*(error|device driver)|unreferenced object|"
-    r"refcount_t: |possible circular locking|inconsistent lock state|panicked at"
+    r"pagealloc: |refcount_t: |possible circular locking|inconsistent lock state|panicked at"
 )
 
 
