@@ -322,12 +322,13 @@ impl Connection {
         let Some(first) = lost.first() else { return };
         let span = self.span.clone();
         let _span = span.enter();
-        // What is lost behind the first loss was in use until the reset has come to its end.
+        self.server.needs_reset();
+        // What is lost behind the first loss was in use until the reset has come to its end. To begin that once more would
+        // end it at once, however long that takes.
         if self.backend.is_started() {
             report_loss(first, lost.len());
+            self.backend.reset();
         }
-        self.server.needs_reset();
-        self.backend.reset();
     }
 
     /// Notes that the turn that ended at `now` had work and took `time`.
