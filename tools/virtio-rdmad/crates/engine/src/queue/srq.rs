@@ -273,8 +273,11 @@ impl Srq {
 
     /// Returns until when work requests are set aside for QPs that have to come for them, if some are.
     fn set_aside_until(&mut self, now: Instant) -> Option<Instant> {
-        let has_others = self.waiters.has_others();
-        has_others.then(|| *self.set_aside_until.get_or_insert(now + SET_ASIDE))
+        if !self.waiters.has_others() {
+            self.set_aside_until = None;
+            return None;
+        }
+        Some(*self.set_aside_until.get_or_insert(now + SET_ASIDE))
     }
 
     /// Returns when the SRQ is to be visited because others may not have come for what is set aside for them, if QPs

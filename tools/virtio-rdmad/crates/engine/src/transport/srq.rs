@@ -80,8 +80,13 @@ pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
             return false;
         };
         budget.work(cost::OBJECT);
-        let is_told = hca.qps.get(slot).is_some_and(|qp| lock(&qp.responder).rouse());
-        if !is_told {
+        let Some(qp) = hca.qps.get(slot) else {
+            hca.with_srq(srq, |srq| srq.skip(slot));
+            continue;
+        };
+        // The QP may have come by itself meanwhile. It must not stand in the line once more before it is passed over.
+        let mut responder = lock(&qp.responder);
+        if !responder.rouse() {
             hca.with_srq(srq, |srq| srq.skip(slot));
         }
     }
