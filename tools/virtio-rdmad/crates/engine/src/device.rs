@@ -212,7 +212,10 @@ impl Device {
     /// Ends a request that was taken from a queue that goes, if it is the control queue.
     fn finish_request(&self, queue: Queue) {
         if queue == Queue::Control {
-            lock(&self.guest.control).go_on(self.hca(), &mut Budget::endless());
+            // A peer may be in the middle of a round with a region that ends.
+            while !lock(&self.guest.control).go_on(self.hca(), &mut Budget::endless()) {
+                std::thread::yield_now();
+            }
         }
     }
 

@@ -166,6 +166,11 @@ impl Budget {
         Self { left: u32::MAX, given: u32::MAX, most_bytes: u64::MAX, ..Self::default() }
     }
 
+    /// Returns whether an access to memory was held up lately, so that each one may be.
+    pub fn is_wary(&self) -> bool {
+        self.watch.wary != 0
+    }
+
     /// Returns whether nothing ends before all is done, because somebody waits for it.
     pub fn is_endless(&self) -> bool {
         self.most_bytes == u64::MAX

@@ -59,6 +59,13 @@ pub(crate) enum Prepared {
 }
 
 impl Prepared {
+    /// Leaves out what need not be done, because somebody waits for the end of the command.
+    pub fn hurry(&mut self) {
+        if let Self::Memory(memory) = self {
+            memory.touches = false;
+        }
+    }
+
     /// Frees what was found, until the budget is exhausted; whether nothing is left that takes long to
     /// free.
     pub fn shed(&mut self, budget: &mut Budget) -> bool {
@@ -79,6 +86,8 @@ pub(crate) struct PreparedMemory {
     room: usize,
     backing: Backing,
     resolving: Option<Resolving>,
+    /// Whether its pages are touched once they are found.
+    touches: bool,
     failed: Option<Status>,
 }
 
@@ -101,7 +110,7 @@ impl PreparedMemory {
         }
         let (backing, write, room) = (&self.backing, self.write, self.room);
         let resolving = self.resolving.get_or_insert_with(|| Resolving::new(backing, write, room));
-        resolving.run(memory, budget) && resolving.touch(budget)
+        resolving.run(memory, budget) && (!self.touches || resolving.touch(budget))
     }
 
     /// Returns what the region is made of, and where that is.
@@ -176,7 +185,7 @@ impl PreparedRings {
 impl PreparedMemory {
     /// Begins with memory that is known already, to be resolved for other access.
     pub fn of_backing(backing: Backing, room: usize) -> Self {
-        Self { table: None, write: false, room, backing, resolving: None, failed: None }
+        Self { table: None, write: false, room, backing, resolving: None, touches: true, failed: None }
     }
 
     /// Sets whether the memory is to be written, and how many extents it may have.
@@ -223,6 +232,7 @@ pub(crate) fn memory(
         room,
         backing: Backing::Dma,
         resolving: None,
+        touches: true,
         failed: None,
     })
 }

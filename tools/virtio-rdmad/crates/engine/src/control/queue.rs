@@ -98,6 +98,14 @@ impl Control {
         true
     }
 
+    /// Does what [`Self::go_on`] does for somebody who waits for the end of the request.
+    pub fn hurry_on(&mut self, hca: &Arc<Hca>, budget: &mut Budget) -> bool {
+        if let Some(request) = &mut self.request {
+            request.prepared.hurry();
+        }
+        self.go_on(hca, budget)
+    }
+
     /// Drops the request that is under way, if there is one, until the budget is exhausted; whether it
     /// is gone.
     pub fn drop_request(&mut self, budget: &mut Budget) -> bool {

@@ -447,8 +447,9 @@ impl Resolving {
             if budget.is_over() {
                 return false;
             }
+            let most = if budget.is_wary() { 1 } else { TOUCHED };
             // It begins within the slice.
-            let (len, pages) = slice.touch(self.next.1, TOUCHED).unwrap_or((slice.len(), 0));
+            let (len, pages) = slice.touch(self.next.1, most).unwrap_or((slice.len(), 0));
             budget.work(cost::PAGE + pages as u64 * cost::TOUCH);
             self.touched += pages;
             self.next.1 += len;

@@ -10,7 +10,7 @@
 use super::guest::Guest;
 use super::step::{number, Step};
 use crate::base::budget::{cost, Budget};
-use crate::base::sync::{lock, try_lock};
+use crate::base::sync::lock;
 
 /// What a freeze takes the locks of, in this order.
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ impl Freeze {
         let hca = &guest.hca;
         match self.what {
             Guard::Request => {
-                if lock(&guest.control).go_on(hca, budget) {
+                if lock(&guest.control).hurry_on(hca, budget) {
                     self.next(Guard::Qps)
                 } else {
                     Step::Wait
@@ -59,11 +59,11 @@ impl Freeze {
                 Some(())
             }),
             // Whoever has it may be in an access to memory that takes long.
-            Guard::Status if try_lock(&hca.status).is_some() => self.next(Guard::Cqs),
-            Guard::Status => {
+            Guard::Status if hca.is_read_for_status() => {
                 budget.work(cost::WAIT);
                 Step::Wait
             }
+            Guard::Status => self.next(Guard::Cqs),
             Guard::Cqs => self.pass_each(budget, hca.cqs.len(), Guard::Events, |cq| {
                 hca.cqs.get(cq).map(|cq| drop(lock(cq)))
             }),

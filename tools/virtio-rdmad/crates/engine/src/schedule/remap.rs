@@ -31,6 +31,8 @@ enum Follower {
     Cqs,
     Qps,
     Srqs,
+    /// A thread that counts, for the status, what waits in rings of before.
+    Status,
     Virtqueues,
 }
 
@@ -62,7 +64,7 @@ impl Remap {
         match self.what {
             Follower::Request => {
                 let mut control = lock(&guest.control);
-                if !control.go_on(&guest.hca, budget) {
+                if !control.hurry_on(&guest.hca, budget) {
                     return Step::Wait;
                 }
                 guest.give_memory(&mut control, &self.memory);
@@ -73,6 +75,11 @@ impl Remap {
             Follower::Cqs => self.follow_cq(guest, budget),
             Follower::Qps => self.follow_qp(guest, budget),
             Follower::Srqs => self.follow_srq(guest, budget),
+            Follower::Status if guest.hca.is_read_for_status() => {
+                budget.work(cost::WAIT);
+                Step::Wait
+            }
+            Follower::Status => self.next(Follower::Virtqueues),
             Follower::Virtqueues => self.follow_virtqueue(guest, budget),
         }
     }
@@ -167,7 +174,7 @@ impl Remap {
     fn follow_srq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
         let Some(slot) = number(self.at, hca.srqs.len()) else {
-            return self.next(Follower::Virtqueues);
+            return self.next(Follower::Status);
         };
         let ranges = || lock(hca.srqs.get(slot)?).as_ref().map(|srq| srq.region().into());
         match self.find_rings(budget, ranges) {

@@ -26,6 +26,8 @@ enum Victim {
     Windows,
     Regions,
     Cqs,
+    /// A thread that counts, for the status, what waits in rings.
+    Status,
     Rest,
 }
 
@@ -58,6 +60,11 @@ impl Reset {
             Victim::Windows => self.end_window(guest, budget),
             Victim::Regions => self.end_region(guest, budget),
             Victim::Cqs => self.end_cq(guest, budget),
+            Victim::Status if guest.hca.is_read_for_status() => {
+                budget.work(cost::WAIT);
+                Step::Wait
+            }
+            Victim::Status => self.next(Victim::Rest),
             Victim::Rest => {
                 end_rest(guest);
                 Step::Done
@@ -166,7 +173,7 @@ impl Reset {
 
     fn end_cq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
-        let Some(cqn) = number(self.at, hca.cqs.len()) else { return self.next(Victim::Rest) };
+        let Some(cqn) = number(self.at, hca.cqs.len()) else { return self.next(Victim::Status) };
         budget.work(cost::LOOK);
         self.at += 1;
         if let Some(place) = hca.cqs.get(cqn) {

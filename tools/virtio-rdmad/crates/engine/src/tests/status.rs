@@ -97,18 +97,32 @@ fn a_summary_counts_what_the_status_lists() {
 
 /// A thread that counts what waits in rings reads the memory of a guest without the lock of a QP. No memory is given
 /// away meanwhile.
-#[test]
-fn a_freeze_waits_for_the_status() {
+/// Has the device do what `begin` begins, which does not end while a thread reads memory for the status.
+fn waits_for_the_status(begin: impl FnOnce(&Guest)) -> Pair {
     let pair = Pair::new();
     let device = &pair.b.device;
     let reading = device.hca().status.lock().unwrap();
-    device.begin_freeze();
-    for _ in 0..10 {
+    begin(&pair.b);
+    for _ in 0..100 {
         device.run(64);
     }
     assert!(!device.is_settled());
     drop(reading);
-    device.run(64);
+    for _ in 0..10 {
+        device.run(64);
+    }
     assert!(device.is_settled());
-    device.thaw();
+    pair
+}
+
+#[test]
+fn a_freeze_waits_for_the_status() {
+    let pair = waits_for_the_status(|guest| guest.device.begin_freeze());
+    pair.b.device.thaw();
+}
+
+#[test]
+fn changes_of_memory_and_resets_wait_for_the_status() {
+    waits_for_the_status(|guest| guest.device.begin_memory(&guest.memory));
+    waits_for_the_status(|guest| guest.device.begin_reset());
 }
