@@ -329,44 +329,47 @@ static void unsignaled(struct kunit *test)
 	kv_expect_none(test, e.a->cq);
 }
 
-/* The work requests of a list before a bad one are posted, and bad_wr names the bad one. */
+/* The work requests before a bad one are posted, those behind it are not, and bad_wr names it. */
 static void lists(struct kunit *test)
 {
+	enum { BAD = 2, COUNT = 5 };
 	struct ends e = ends_new(test, IB_QPT_RC);
 	struct kv *kv = test->priv;
 	struct ib_sge sges[17], in = kv_sge(kv, e.there, 0, KV_LEN);
-	struct ib_send_wr wrs[3] = {};
+	struct ib_send_wr wrs[COUNT] = {};
 	const struct ib_send_wr *bad = NULL;
-	struct ib_recv_wr recvs[3] = {};
+	struct ib_recv_wr recvs[COUNT] = {};
 	const struct ib_recv_wr *bad_recv = NULL;
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(sges); i++)
 		sges[i] = kv_sge(kv, e.here, i, 1);
-	for (i = 0; i < 3; i++) {
+	for (i = 0; i < COUNT; i++) {
 		wrs[i].wr_id = i;
 		wrs[i].opcode = IB_WR_SEND;
 		wrs[i].send_flags = IB_SEND_SIGNALED;
 		wrs[i].sg_list = sges;
 		wrs[i].num_sge = 1;
-		wrs[i].next = i < 2 ? &wrs[i + 1] : NULL;
+		wrs[i].next = i < COUNT - 1 ? &wrs[i + 1] : NULL;
 		recvs[i].wr_id = 10 + i;
 		recvs[i].sg_list = &in;
 		recvs[i].num_sge = 1;
-		recvs[i].next = i < 2 ? &recvs[i + 1] : NULL;
+		recvs[i].next = i < COUNT - 1 ? &recvs[i + 1] : NULL;
 	}
-	/* The last one of each list has more SGEs than the QP was created for. */
-	recvs[2].sg_list = sges;
-	recvs[2].num_sge = ARRAY_SIZE(sges);
+	/* The third one of each list has more SGEs than the QP was created for. */
+	recvs[BAD].sg_list = sges;
+	recvs[BAD].num_sge = ARRAY_SIZE(sges);
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_recv(e.b->qp, recvs, &bad_recv));
-	KUNIT_EXPECT_PTR_EQ(test, bad_recv, (const struct ib_recv_wr *)&recvs[2]);
-	wrs[2].num_sge = ARRAY_SIZE(sges);
+	KUNIT_EXPECT_PTR_EQ(test, bad_recv, (const struct ib_recv_wr *)&recvs[BAD]);
+	wrs[BAD].num_sge = ARRAY_SIZE(sges);
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, wrs, &bad));
-	KUNIT_EXPECT_PTR_EQ(test, bad, (const struct ib_send_wr *)&wrs[2]);
-	for (i = 0; i < 2; i++) {
+	KUNIT_EXPECT_PTR_EQ(test, bad, (const struct ib_send_wr *)&wrs[BAD]);
+	for (i = 0; i < BAD; i++) {
 		kv_expect(test, e.a->cq, i, IB_WC_SUCCESS);
 		kv_expect(test, e.b->cq, 10 + i, IB_WC_SUCCESS);
 	}
+	kv_expect_none(test, e.a->cq);
+	kv_expect_none(test, e.b->cq);
 	kv_write_passes(test, e.a, e.b);
 }
 

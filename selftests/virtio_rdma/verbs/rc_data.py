@@ -7,8 +7,8 @@ import struct
 
 import abi
 import ktap
-from rc import (ALL_ACCESS, MR, SGE, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, fails_with,
-                open_device, pieces, post, recv_wr, remote, send_wr, sge)
+from rc import (ALL_ACCESS, MR, SGE, SIGNALED, Pair, complete, e, empty, fails_with, open_device, pieces, poll,
+                post, recv_wr, remote, send_wr, sge)
 from uverbs import address, zeros
 
 DEVICE = open_device()
@@ -270,6 +270,28 @@ def fence(rng):
                 ktap.same_bytes(target.read(size, 0), source.read(size, 0), "forwarded data")
 
 
+def sink_that_goes_under_reads(_rng):
+    """Nothing is written to the sink of READs once its MR is deregistered. Those that came too late fail."""
+    size, count = 1 << 20, 8
+    with Pair(DEVICE) as pair:
+        source = pair.b.memory(size, data=b"\xff" * size)
+        memory = zeros(size)
+        for _ in range(10):
+            sink = MR(pair.a.pd, size, ALL_ACCESS, address(memory))
+            for _ in range(count):
+                pair.a.post_send(e.IBV_WR_RDMA_READ, [sge(sink)], remote=remote(source))
+            sink.close()
+            memory[:] = bytes(size)
+            statuses = [wc.status for wc in poll(pair.a.send_cq, count)]
+            ktap.same_bytes(memory[:], bytes(size), "memory that is registered no more")
+            done = statuses.count(e.IBV_WC_SUCCESS)
+            late = [e.IBV_WC_LOC_PROT_ERR] + [e.IBV_WC_WR_FLUSH_ERR] * count
+            ktap.equal(statuses, ([e.IBV_WC_SUCCESS] * done + late)[:count], "statuses")
+            for end in (pair.a, pair.b):
+                end.move(e.IBV_QPS_RESET)
+            pair.connect()
+
+
 def random_operations(rng):
     """A sequence of WRITE, READ, atomics and SEND in flight together, against a model.
 
@@ -346,6 +368,13 @@ def lists_of_requests(rng):
             ktap.same_bytes(target.read(8 * count, 0), source.read(8 * count, 0), "messages")
 
 
+def refuses_list(verb, wrs, named, number, bad):
+    """Fails the test unless a list is refused with this error, and bad_wr, which `named` becomes, is the request `bad`
+    of it."""
+    fails_with(number, post, verb, wrs, named)
+    ktap.equal(named.wr_id, bad, "bad_wr")
+
+
 def list_with_a_bad_request(_rng):
     """The requests before it are posted, those behind it are not, and bad_wr names it."""
     depth = 100
@@ -359,16 +388,50 @@ def list_with_a_bad_request(_rng):
                      [recv_wr(sges(target, i), i) for i in range(depth)]),
                     (pair.a.qp.post_send, send_wr(e.IBV_WR_SEND, []),
                      [send_wr(e.IBV_WR_SEND, sges(source, i), i) for i in range(depth)])):
-                try:
-                    post(verb, wrs, named)
-                except PyverbsRDMAError as error:
-                    ktap.equal(error.error_code, errno.EINVAL, "error")
-                else:
-                    raise AssertionError("no error")
-                ktap.equal(named.wr_id, bad, "bad_wr")
+                refuses_list(verb, wrs, named, errno.EINVAL, bad)
             for cq in (pair.a.send_cq, pair.b.recv_cq):
                 ktap.equal([wc.wr_id for wc in complete(cq, bad)], list(range(bad)), "wr_ids")
             empty(pair.a.send_cq)
+
+
+def list_with_an_unknown_opcode(_rng):
+    """The third of five requests has an opcode that the QP does not have: two complete, and the QP works."""
+    with Pair(DEVICE) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        for opcode in (77, e.IBV_WR_TSO):
+            for i in range(3):
+                pair.b.post_recv([sge(target)], i)
+            wrs = [send_wr(opcode if i == 2 else e.IBV_WR_SEND, [sge(source)], i) for i in range(5)]
+            refuses_list(pair.a.qp.post_send, wrs, send_wr(e.IBV_WR_SEND, []), errno.EINVAL, 2)
+            pair.a.post_send(e.IBV_WR_SEND, [sge(source)], 2)
+            for cq in (pair.a.send_cq, pair.b.recv_cq):
+                ktap.equal([wc.wr_id for wc in complete(cq, 3)], [0, 1, 2], "wr_ids")
+        empty(pair.a.send_cq)
+
+
+def list_without_room(_rng):
+    """A queue has room for two of five requests: these complete behind those that were there, and bad_wr names the
+    third."""
+    with Pair(DEVICE, depth=8, cqe=64) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        cap = pair.a.init_attr.cap
+
+        def sends(wr_ids):
+            return [send_wr(e.IBV_WR_SEND, [sge(source)], i) for i in wr_ids]
+
+        def receives(wr_ids):
+            return [recv_wr([sge(target)], i) for i in wr_ids]
+
+        # Sends wait until their peer has receives.
+        for room, requests, verb in ((cap.max_send_wr, sends, pair.a.qp.post_send),
+                                     (cap.max_recv_wr, receives, pair.b.qp.post_recv)):
+            post(verb, requests(range(room - 2)))
+            named, = requests([99])
+            refuses_list(verb, requests(range(room - 2, room + 3)), named, errno.ENOMEM, room)
+        ktap.equal(cap.max_send_wr, cap.max_recv_wr, "room")
+        for cq in (pair.a.send_cq, pair.b.recv_cq):
+            ktap.equal([wc.wr_id for wc in complete(cq, cap.max_send_wr)], list(range(cap.max_send_wr)), "wr_ids")
+            empty(cq)
 
 
 def both_directions(rng):
@@ -501,5 +564,6 @@ def zero_based_anew(rng):
 ktap.run([send, send_with_imm, send_nothing, send_into_larger_receive, rdma_write,
           rdma_write_with_imm, rdma_read, zero_length_rdma, compare_and_swap, fetch_and_add,
           fetch_and_add_from_both_sides, sge_lists_of_send, sge_lists_of_write, sge_lists_of_read,
-          fence, random_operations, lists_of_requests, list_with_a_bad_request, both_directions, modified_under_traffic,
-          registered_part_of_a_page, zero_based, zero_based_anew])
+          fence, random_operations, lists_of_requests, list_with_a_bad_request,
+          list_with_an_unknown_opcode, list_without_room, sink_that_goes_under_reads, both_directions,
+          modified_under_traffic, registered_part_of_a_page, zero_based, zero_based_anew])

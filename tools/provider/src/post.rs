@@ -6,7 +6,7 @@ use crate::{
     bindings::*,
     doorbell::{self, Queue},
     errno::{Errno, Result},
-    limits::{Limits, QpType},
+    limits::{Limits, Opcodes, QpType},
     object::Ref,
     qp::{self, Qp},
     srq::Srq,
@@ -116,14 +116,30 @@ pub fn recv_kernel(
     wr_kernel::post(list, check, |first| first.post(qp.qp()))
 }
 
+/// The opcodes that the kernel's POST_SEND takes. Another one makes it refuse the whole list, of which the
+/// requests before the bad one would be lost.
+const OF_POST_SEND: Opcodes = Opcodes::of(&[
+    IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM,
+    IBV_WR_SEND_WITH_INV,
+    IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_RDMA_READ,
+    IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD,
+]);
+
 /// Checks a send work request for errors that would make libibverbs or the kernel
-/// read memory that the program did not pass.
+/// read memory that the program did not pass, or the kernel refuse those before it.
 ///
 /// Inline data would have to be copied while posting, which the kernel's
 /// command has no room for: a QP has `max_inline_data` 0. A message without
 /// data may carry the flag all the same; it has no meaning then.
 fn check_send(limits: &Limits, request: &mut Request<'_, ibv_send_wr>) -> Result {
     let sges = request.sges(limits.max_send_sge)?;
+    if !limits.opcodes.intersection(OF_POST_SEND).has(request.wr().opcode) {
+        return Err(Errno::EINVAL);
+    }
     if request.wr().send_flags & IBV_SEND_INLINE != 0 {
         if sges.iter().any(|sge| sge.length != 0) {
             return Err(Errno::EINVAL);
@@ -144,7 +160,6 @@ mod tests {
         cq::{self, Cq},
         cq_ring::CqRing,
         doorbell::TRIES,
-        limits::Opcodes,
         model::{
             device::Memory,
             kernel::Kernel,
@@ -199,6 +214,23 @@ mod tests {
         assert_eq!(check(&RC, &mut wr).unwrap().send_flags, IBV_SEND_SIGNALED);
         sge[1].length = 1;
         assert_eq!(check(&RC, &mut request(&mut sge, IBV_SEND_INLINE)).err(), Some(Errno::EINVAL));
+    }
+
+    #[test]
+    fn opcodes_that_the_kernel_takes() {
+        let ud = Limits { opcodes: Opcodes::of_type(QpType::Ud), ..RC };
+        let passes = |limits: &Limits, opcode| {
+            check(limits, &mut ibv_send_wr { opcode, ..Default::default() }).is_ok()
+        };
+        for opcode in
+            [IBV_WR_SEND, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_SEND_WITH_INV]
+        {
+            assert!(passes(&RC, opcode), "{opcode}");
+            assert_eq!(passes(&ud, opcode), opcode == IBV_WR_SEND, "{opcode}");
+        }
+        for opcode in [IBV_WR_LOCAL_INV, IBV_WR_BIND_MW, IBV_WR_FLUSH, 10, 77, u32::MAX] {
+            assert!(!passes(&RC, opcode), "{opcode}");
+        }
     }
 
     #[test]
