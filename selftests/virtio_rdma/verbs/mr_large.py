@@ -77,7 +77,7 @@ def places(rng, size):
     """Returns offsets within a region of `size`, and how many bytes the test moves there."""
     for border in (HUGE_PAGE, GIB, 2 * GIB, 4 * GIB):
         if border < size:
-            yield from ((border - 32, 64), (border, 8192))
+            yield from ((border - 32, 64), (border, min(8192, size - border)))
     yield from ((0, 64), (size - 64, 64))
     for _ in range(20):
         length = rng.randint(1, 20000)
@@ -132,11 +132,15 @@ def check_and_unmap(rng, start, size, what, **pages):
 
 
 def file_over_and_over(rng):
-    """5 GiB of addresses, with less memory behind them."""
+    """Regions around 4 GiB and of 5 GiB, with less memory behind them."""
     needs_large_regions()
     start = map_file(SIZE)
-    # No page of 8 KiB begins at an even place of the file each time.
-    check_and_unmap(rng, start, SIZE, "the same pages of 4 KiB over and over", shifts=[SMALL_SHIFT])
+    try:
+        for size in (4 * GIB, 4 * GIB + mmap.PAGESIZE, SIZE):
+            # No page of 8 KiB begins at an even place of the file each time.
+            check(rng, start, size, f"{size:#x} bytes, the same pages of 4 KiB over and over", shifts=[SMALL_SHIFT])
+    finally:
+        LIBC.munmap(start, SIZE)
 
 
 def pages(rng):

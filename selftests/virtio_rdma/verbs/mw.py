@@ -273,7 +273,9 @@ def bad_binds(_rng):
         readable = pair.b.memory(SIZE, bind)
         gone = MR(pair.b.pd, SIZE, ACCESS)
         cases = [(good, -1, SIZE, REMOTE), (good, 0, SIZE + 1, REMOTE), (good, SIZE, 1, REMOTE),
-                 (good, 0, 1 << 63, REMOTE), (good, 0, 8, 1 << 15), (other, 0, 8, REMOTE),
+                 (good, 0, 1 << 63, REMOTE), (good, 8, (1 << 64) - 8, REMOTE),
+                 # Around the end of the address space, into the region.
+                 (good, (1 << 64) - 8 - good.buf, good.buf + 16, REMOTE), (good, 0, 8, 1 << 15), (other, 0, 8, REMOTE),
                  (closed, 0, 8, REMOTE), (readable, 0, 8, e.IBV_ACCESS_REMOTE_WRITE),
                  (readable, 0, 8, e.IBV_ACCESS_REMOTE_ATOMIC)]
         for region, offset, length, access in cases:

@@ -3,20 +3,49 @@
 """RC errors: each kind of bad request ends in the completion status, QP state
 or error number that IBA and the verbs API give it, and in nothing else."""
 
+import ctypes
 import errno
 import os
+import struct
 
 import ktap
 from rc import (ALL_ACCESS, CQ, MR, PD, QP, SGE, SIGNALED, Endpoint, Pair, PyverbsError, QPCap,
-                QPInitAttr, complete, e, empty, fails_with, open_device, poll, remote, sge,
+                QPInitAttr, complete, e, empty, fails_with, open_device, pointer, poll, remote, sge,
                 status_name)
 
 DEVICE = open_device()
 WRITE, READ, SEND = e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ, e.IBV_WR_SEND
 CAS, FAA = e.IBV_WR_ATOMIC_CMP_AND_SWP, e.IBV_WR_ATOMIC_FETCH_AND_ADD
 SIZE = 4096
+ADDRESSES = 1 << 64
+# struct ibv_mr: context, pd, addr, length, handle, lkey, rkey.
+IBV_MR = struct.Struct("4Q3I4x")
+LIBIBVERBS = ctypes.CDLL("libibverbs.so.1", use_errno=True)
+LIBIBVERBS.ibv_reg_mr_iova2.restype = ctypes.c_void_p
+LIBIBVERBS.ibv_reg_mr_iova2.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64,
+                                        ctypes.c_uint)
+LIBIBVERBS.ibv_dereg_mr.argtypes = (ctypes.c_void_p,)
 TO_RTR = (e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN | e.IBV_QP_RQ_PSN |
           e.IBV_QP_MAX_DEST_RD_ATOMIC | e.IBV_QP_MIN_RNR_TIMER)
+
+
+class Elsewhere:
+    """An MR over the first bytes of another one, whose requests name them by other addresses."""
+
+    def __init__(self, region, iova, length, access=ALL_ACCESS):
+        def is_region(raw):
+            return IBV_MR.unpack(raw)[2:4] + IBV_MR.unpack(raw)[5:] == (
+                region.buf, region.length, region.lkey, region.rkey)
+        at = pointer(region, IBV_MR.size, is_region)
+        pd = IBV_MR.unpack(ctypes.string_at(at, IBV_MR.size))[1]
+        self.mr = LIBIBVERBS.ibv_reg_mr_iova2(pd, region.buf, length, iova, access)
+        if not self.mr:
+            raise OSError(ctypes.get_errno(), "ibv_reg_mr_iova2")
+        *_, self.lkey, self.rkey = IBV_MR.unpack(ctypes.string_at(self.mr, IBV_MR.size))
+
+    def close(self):
+        """Deregisters it."""
+        ktap.equal(LIBIBVERBS.ibv_dereg_mr(self.mr), 0, "ibv_dereg_mr")
 
 
 def requester_fails(pair, status, opcode, sges, **options):
@@ -140,6 +169,67 @@ def remote_range(rng):
                                                                 target.rkey))
     for offset in (-1, SIZE - 7):
         remote_error(rng, lambda _pair, target, offset=offset: remote(target, offset), (WRITE, READ))
+
+
+def regions_that_reach_the_last_address(_rng):
+    """No MR has the last address there is: the end of its addresses is a number of 64 bits."""
+    end = Endpoint(DEVICE)
+    region = end.memory(4 * SIZE)
+    for pages in (1, 2):
+        for more in (0, 1, SIZE):
+            fails_with(errno.EINVAL, Elsewhere, region, ADDRESSES - pages * SIZE, pages * SIZE + more)
+    Elsewhere(region, ADDRESSES - SIZE, SIZE - 1).close()
+    end.close()
+
+
+def around_the_last_address(rng):
+    """Requests in an MR whose addresses end where there are no more: what fits there works, and what goes on behind it,
+    at the address 0 or in the MR's own first bytes, does not."""
+    low, size = ADDRESSES - 2 * SIZE, 2 * SIZE - 1
+    for opcode, at, length, works in (
+            (WRITE, -9, 8, True), (READ, -9, 8, True), (CAS, -16, 8, True), (FAA, -16, 8, True),
+            (WRITE, -8, 8, False), (READ, -8, 8, False), (CAS, -8, 8, False), (FAA, -8, 8, False),
+            (WRITE, -1, 1, False), (READ, -1, 1, False), (WRITE, -1, 4 * SIZE, False), (READ, -1, 4 * SIZE, False),
+            (WRITE, -2 * SIZE, 3 * SIZE, False), (READ, -2 * SIZE, 3 * SIZE, False)):
+        with Pair(DEVICE) as pair:
+            content = rng.randbytes(4 * SIZE)
+            target, local = pair.b.memory(4 * SIZE, data=content), pair.a.memory(4 * SIZE)
+            high = Elsewhere(target, low, size)
+            options = {"remote": (ADDRESSES + at, high.rkey), "atomic": operands(opcode)}
+            sges = [sge(local, 0, length)]
+            if works:
+                pair.a.post_send(opcode, sges, **options)
+                complete(pair.a.send_cq)
+            else:
+                requester_fails(pair, e.IBV_WC_REM_ACCESS_ERR, opcode, sges, **options)
+                unharmed(target, content)
+                unharmed(local, bytes(4 * SIZE))
+            high.close()
+
+
+def local_memory_around_the_last_address(rng):
+    """The same for memory that a request sends from, reads into or receives into."""
+    low, size = ADDRESSES - 2 * SIZE, 2 * SIZE - 1
+    for at, length in ((-8, 8), (-1, 1), (-1, 2 * SIZE), (-2 * SIZE, 3 * SIZE)):
+        for opcode in (SEND, WRITE, READ):
+            with Pair(DEVICE) as pair:
+                content = rng.randbytes(4 * SIZE)
+                target, local = pair.b.memory(4 * SIZE, data=content), pair.a.memory(4 * SIZE, data=content)
+                high = Elsewhere(local, low, size)
+                pair.b.post_recv([sge(target)])
+                requester_fails(pair, e.IBV_WC_LOC_PROT_ERR, opcode, [SGE(ADDRESSES + at, length, high.lkey)],
+                                remote=remote(target))
+                unharmed(target, content)
+                unharmed(local, content)
+                high.close()
+        with Pair(DEVICE) as pair:
+            inbox, source = pair.b.memory(4 * SIZE, data=content), pair.a.memory(length)
+            high = Elsewhere(inbox, low, size)
+            pair.b.post_recv([SGE(ADDRESSES + at, length, high.lkey)])
+            pair.a.post_send(SEND, [sge(source)])
+            complete(pair.b.recv_cq, status=e.IBV_WC_LOC_PROT_ERR)
+            complete(pair.a.send_cq, status=e.IBV_WC_REM_OP_ERR)
+            high.close()
 
 
 def memory_without_remote_access(rng):
@@ -444,7 +534,8 @@ def one_failing_qp_leaves_others_alone(rng):
 
 ktap.run([unknown_lkey, stale_lkey, lkey_of_another_pd, local_range,
           read_into_memory_without_local_write, unknown_rkey, stale_rkey, rkey_of_another_pd,
-          remote_range, memory_without_remote_access, qp_without_remote_access, unaligned_atomic,
+          remote_range, regions_that_reach_the_last_address, around_the_last_address,
+          local_memory_around_the_last_address, memory_without_remote_access, qp_without_remote_access, unaligned_atomic,
           short_receive, receive_into_wrong_memory, rnr_retries_exhausted, rnr_retried,
           retries_exceeded, flush_on_error, reset_and_connect_again, post_in_the_wrong_state,
           too_many_sges, wrong_transitions, attributes_out_of_range, query_what_was_set,

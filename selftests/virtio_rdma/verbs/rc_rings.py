@@ -8,11 +8,14 @@ import errno
 import os
 
 import ktap
-from rc import (SGE, SIGNALED, Endpoint, Pair, PyverbsError, PyverbsRDMAError, complete, e, empty,
+from rc import (QP, SGE, SIGNALED, Endpoint, Pair, PyverbsError, PyverbsRDMAError, QPCap, complete, e, empty,
                 fails_with, open_device, pieces, poll, remote, sge)
+from pyverbs.qp import QPInitAttrEx
 
 DEVICE = open_device()
 INLINE = 236
+# The device's limit.
+MOST_INLINE = 512
 
 
 def rings():
@@ -89,6 +92,35 @@ def inline_data_unasked(rng):
                 else:
                     fails_with(errno.EINVAL, attempt)
             ktap.same_bytes(target.read(limit, 0), data, "data")
+
+
+def inline_data_by_trial(_rng):
+    """Programs find the most inline data that a QP can have by trial. Each type of QP has what it is asked for or more,
+    up to the same limit, and one byte more is refused."""
+    for kind in (e.IBV_QPT_RC, e.IBV_QPT_UC, e.IBV_QPT_UD, e.IBV_QPT_XRC_SEND):
+        if kind == e.IBV_QPT_XRC_SEND and not DEVICE.attr.device_cap_flags & e.IBV_DEVICE_XRC:
+            continue
+        for asked in (1, 96, 97, 511, MOST_INLINE):
+            found = inline_of(kind, asked)
+            ktap.equal(asked <= found <= MOST_INLINE, True, f"type {kind}, {asked} asked for, {found}")
+        for asked in (MOST_INLINE + 1, 1024, 2048, (1 << 32) - 1):
+            fails_with(errno.EINVAL, inline_of, kind, asked)
+
+
+def inline_of(kind, asked):
+    """Returns how much inline data a new QP has."""
+    end = Endpoint(DEVICE, depth=4, max_sge=1)
+    cap = QPCap(max_send_wr=4, max_recv_wr=0, max_send_sge=1, max_recv_sge=0, max_inline_data=asked)
+    init = QPInitAttrEx(qp_type=kind, scq=end.send_cq, rcq=end.recv_cq, cap=cap, pd=end.pd,
+                        comp_mask=e.IBV_QP_INIT_ATTR_PD)
+    try:
+        qp = QP(DEVICE.context, init)
+        found = init.cap.max_inline_data
+        ktap.equal(qp.query(e.IBV_QP_CAP)[1].cap.max_inline_data, found, "queried")
+        qp.close()
+        return found
+    finally:
+        end.close()
 
 
 def resize_under_traffic(rng):
@@ -209,8 +241,8 @@ def more_qps_than_virtqueues(rng):
 
 
 if rings():
-    ktap.run([inline_data, inline_limits, inline_data_unasked, resize_under_traffic, resized_cq_stays_armed,
-              destroyed_qp_leaves_no_completion, reset_qp_leaves_no_completion, rings_over_fork,
+    ktap.run([inline_data, inline_limits, inline_data_unasked, inline_data_by_trial, resize_under_traffic,
+              resized_cq_stays_armed, destroyed_qp_leaves_no_completion, reset_qp_leaves_no_completion, rings_over_fork,
               more_qps_than_virtqueues])
 else:
     ktap.skip_all(f"{DEVICE.name} has no rings")
