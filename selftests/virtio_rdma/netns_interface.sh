@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The network interface of the RDMA device moves to another network namespace and back, alone and
-# together with the RDMA device, which fails and comes back there, and the namespace ends with both
-# inside. Connections of the RDMA CM carry data wherever the interface is.
+# together with the RDMA device, which fails and comes back there, and the namespace ends with the
+# interface inside, or with both, under a listener and a connection that waits for its answer.
+# Connections of the RDMA CM carry data wherever the interface is.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -20,6 +21,8 @@ HOME_NS=virtio-rdma-if-home-$$
 ADDRESS=$(ip -4 -o addr show dev "$NETDEV" | awk '{ print $4; exit }')
 [ -n "$ADDRESS" ] || skip_all "$NETDEV has no IPv4 address"
 COUNT=50
+# The port of a server that does not answer.
+UNANSWERED=7175
 # Where the device can be reset beneath its driver; sysfs shows it in the namespace of the RDMA device alone.
 FUNCTION=$(pci_function)
 
@@ -57,6 +60,38 @@ connects()
 names() { ip netns attach "$HOME_NS" 1 && ip netns add "$NS"; }
 moves_alone() { ip link set "$NETDEV" netns "$NS" && up inside here && connects inside; }
 comes_back() { inside ip link set "$NETDEV" netns "$HOME_NS" && up here here && connects here; }
+# The counters are read from each namespace that has the device. Where namespaces share it, sysfs has none of them.
+statistic_inside() { inside rdma statistic show link "$DEVICE/1" | grep -q commands; }
+counters_inside() { inside sh -c "cat $PORT/hw_counters/* $PORT/counters/* >/dev/null" && statistic_inside; }
+
+# states STATE: counts the ids of the RDMA CM that are in this state, inside.
+states() { inside rdma resource show cm_id | grep ":$UNANSWERED" | grep -c "state $1"; }
+are() { [ "$(states "$1")" = "$2" ]; }
+
+# half_open: has a connection wait inside for the answer of a server that is stopped once it listens; sets HALF_OPEN,
+# their processes.
+half_open()
+{
+	ip netns exec "$NS" rping -s -a "${ADDRESS%/*}" -p $UNANSWERED >/tmp/half.$$ 2>&1 &
+	HALF_OPEN=$!
+	wait_for are LISTEN 1 && kill -STOP $HALF_OPEN || return
+	ip netns exec "$NS" rping -c -a "${ADDRESS%/*}" -p $UNANSWERED >>/tmp/half.$$ 2>&1 &
+	HALF_OPEN="$HALF_OPEN $!"
+	# The id of the server's side is there once the request is.
+	wait_for are CONNECT 2
+}
+
+interface_is_here() { ip link show "$NETDEV" >/dev/null 2>&1; }
+
+# ends: the namespace ends under such a connection. Its interface comes back.
+ends()
+{
+	half_open && ip netns del "$NS" || return
+	# shellcheck disable=SC2086 # two processes
+	kill -KILL $HALF_OPEN
+	wait_for interface_is_here && up here here && connects here
+}
+namespace_ends_shared() { ip link set "$NETDEV" netns "$NS" && up inside here && ends; }
 exclusive_mode() { wait_for rdma system set netns exclusive 2>/dev/null; }
 both_move()
 {
@@ -76,24 +111,24 @@ both_come_back()
 	inside rdma dev set "$DEVICE" netns "$HOME_NS" && inside ip link set "$NETDEV" netns "$HOME_NS" && up here here &&
 	connects here
 }
-interface_is_here() { ip link show "$NETDEV" >/dev/null 2>&1; }
 namespace_ends()
 {
-	rdma dev set "$DEVICE" netns "$NS" && ip link set "$NETDEV" netns "$NS" && up inside inside &&
-	ip netns del "$NS" && wait_for interface_is_here && up here here && connects here
+	rdma dev set "$DEVICE" netns "$NS" && ip link set "$NETDEV" netns "$NS" && up inside inside && ends
 }
 shared() { ip netns del "$HOME_NS" && wait_for rdma system set netns shared 2>/dev/null; }
 
 ktap_print_header
-ktap_set_plan 10
+ktap_set_plan 13
 ktap_test_result "names" names
 ktap_test_result "interface_moves" moves_alone
+ktap_test_result "statistic_inside" statistic_inside
 ktap_test_result "interface_comes_back" comes_back
 # The mode changes only while there is no other namespace.
-ip netns del "$NS"
+ktap_test_result "namespace_ends_shared" namespace_ends_shared
 ktap_test_result "exclusive_mode" exclusive_mode
 ip netns add "$NS"
 ktap_test_result "both_move" both_move
+ktap_test_result "counters_inside" counters_inside
 if [ -n "$FUNCTION" ]; then
 	ktap_test_result "recovers_inside" recovers_inside
 else
