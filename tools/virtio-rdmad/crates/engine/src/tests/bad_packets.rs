@@ -623,3 +623,169 @@ fn a_peer_that_misses_everything_ends_the_connection() {
         assert_eq!(brief(done).unwrap().1, VIRTIO_RDMA_WC_RETRY_EXC_ERR);
     });
 }
+
+/// Sends B a packet in A's name, which a test makes from a WRITE of 8 bytes that would be the next one, and checks that B
+/// refuses it with this NAK and keeps its memory as it is.
+fn is_refused(forge: impl FnOnce(&mut Pair, &mut Forged), nak: roce::NakCode) {
+    // ATOMIC WRITE wants rings.
+    let test = || {
+        let mut pair = Pair::new();
+        let cable = cable().unwrap();
+        let [a, b] = pair.ends;
+        let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]);
+        pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        let mut forged = Forged::from_sent(&cable, Operation::Write);
+        forged.headers.bth.psn = forged.headers.bth.psn.plus(1);
+        forged.payload.fill(0xee);
+        forge(&mut pair, &mut forged);
+        let what = format!("{:?}, {} bytes", forged.headers, forged.payload.len());
+        let before = pair.b.bytes(DATA, 0x8000);
+        cable.inject(B, &forged.frame());
+        pair.settle();
+        let answer = Forged::from_sent(&cable, Operation::Acknowledge).headers;
+        assert_eq!(answer.bth.psn, forged.headers.bth.psn, "{what}");
+        let syndrome = answer.extended.aeth.map(|aeth| aeth.syndrome);
+        assert_eq!(syndrome, Some(roce::Syndrome::Nak(nak)), "{what}");
+        assert!(pair.b.bytes(DATA, 0x8000) == before, "{what}");
+    };
+    with_rings(|| over_a_cable(1, Faults::default(), test));
+}
+
+/// Makes a packet one of another operation of RC.
+fn set_operation(forged: &mut Forged, operation: Operation, position: Position) {
+    forged.headers.bth.opcode = Opcode::new(Service::Rc, operation, position).unwrap();
+    if matches!(operation, Operation::CompareSwap | Operation::FetchAdd) {
+        let Reth { va, rkey, .. } = forged.headers.extended.reth.take().unwrap();
+        let atomic = roce::AtomicEth { va, rkey, swap_add: 1, compare: 0 };
+        forged.headers.extended.atomic_eth = Some(atomic);
+    }
+    if matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd) {
+        forged.payload.clear();
+    }
+}
+
+/// The 8 bytes of an ATOMIC WRITE are in its packet, and its RETH says so (IBA oA19-28). Memory that is not in the packet
+/// is not written.
+#[test]
+fn an_atomic_write_has_eight_bytes() {
+    let lengths = [0, 1, 4, 5, 7, 9, 12, 1024].map(|len| (len, 8));
+    let said = [0, 4, 9, 12, 1 << 31, u32::MAX].map(|dma_len| (8, dma_len));
+    for (len, dma_len) in lengths.into_iter().chain(said).chain([(0, 0), (4, 4), (12, 12)]) {
+        let forge = |_: &mut Pair, it: &mut Forged| {
+            set_operation(it, Operation::AtomicWrite, Position::Only);
+            it.payload = vec![0xee; len];
+            it.headers.extended.reth.as_mut().unwrap().dma_len = dma_len;
+        };
+        is_refused(forge, roce::NakCode::InvalidRequest);
+    }
+    for at in [1, 4, 7] {
+        let forge = |_: &mut Pair, it: &mut Forged| {
+            set_operation(it, Operation::AtomicWrite, Position::Only);
+            it.headers.extended.reth.as_mut().unwrap().va += at;
+        };
+        is_refused(forge, roce::NakCode::InvalidRequest);
+    }
+}
+
+/// A WRITE is as long as its RETH says. The pad makes up for no byte.
+#[test]
+fn a_write_is_as_long_as_it_says() {
+    for (len, dma_len) in [
+        (0, 8),
+        (5, 8),
+        (7, 8),
+        (9, 8),
+        (12, 8),
+        (8, 0),
+        (8, 7),
+        (8, 9),
+        (8, 1 << 31),
+        (8, u32::MAX),
+    ] {
+        let forge = |_: &mut Pair, it: &mut Forged| {
+            it.payload = vec![0xee; len];
+            it.headers.extended.reth.as_mut().unwrap().dma_len = dma_len;
+        };
+        is_refused(forge, roce::NakCode::InvalidRequest);
+    }
+}
+
+/// A pad count that the packet has no room for, and opcodes that there are not, are dropped.
+#[test]
+fn pads_and_opcodes_that_there_are_not_are_dropped() {
+    connected(|pair, cable| {
+        let bth = 14 + 20 + 8;
+        let read = read(pair, cable, 8);
+        for pad in 1..4 {
+            let mut frame = read.frame();
+            frame[bth + 1] |= pad << 4;
+            is_counted(pair, &frame, Counter::BadPacketLength);
+        }
+        for opcode in [0x15, 0x18, 0x1b, 0x1e, 0x1f, 0x3f, 0x40, 0x60, 0x80, 0x9f, 0xb5, 0xbf, 0xff]
+        {
+            let mut frame = read.frame();
+            frame[bth] = opcode;
+            is_counted(pair, &frame, Counter::BadPacket);
+        }
+    });
+}
+
+/// Requests whose addresses go on behind the last one that there is are refused, and do not go on at the first one, nor
+/// in the first bytes of a region whose addresses end there.
+#[test]
+fn addresses_end_with_the_last_one() {
+    use {Operation as O, Position as P};
+
+    const LEN: u64 = 0x2000;
+    const BASE: u64 = 0_u64.wrapping_sub(LEN);
+    let high = |pair: &mut Pair| {
+        let pages = [DATA + 0x1000, DATA + 0x3000];
+        pair.b.reg_pages(pair.ends[1].pdn, BASE, LEN - 1, ALL, &pages).unwrap().rkey
+    };
+    for (operation, position, back, dma_len) in [
+        (O::Write, P::Only, 8, 8),
+        (O::Write, P::Only, 1, 8),
+        (O::Write, P::First, 1, 0x2000),
+        (O::Write, P::First, LEN, 0x4000),
+        (O::Write, P::First, LEN, 1 << 31),
+        (O::ReadRequest, P::Only, 8, 8),
+        (O::ReadRequest, P::Only, 1, 1),
+        (O::ReadRequest, P::Only, 1, 0x2000),
+        (O::ReadRequest, P::Only, LEN, 0x4000),
+        (O::ReadRequest, P::Only, LEN, 1 << 31),
+        (O::AtomicWrite, P::Only, 8, 8),
+        (O::FetchAdd, P::Only, 8, 8),
+        (O::CompareSwap, P::Only, 8, 8),
+    ] {
+        // The region's own key, and that of all of B's memory.
+        for is_high in [true, false] {
+            let forge = |pair: &mut Pair, it: &mut Forged| {
+                let rkey = if is_high { high(pair) } else { pair.ends[1].key };
+                it.headers.extended.reth =
+                    Some(Reth { va: 0_u64.wrapping_sub(back), rkey, dma_len });
+                if position == P::First {
+                    it.payload = vec![0xee; 1024];
+                }
+                set_operation(it, operation, position);
+            };
+            is_refused(forge, roce::NakCode::RemoteAccessError);
+        }
+    }
+    // What lies within is there.
+    connected(|pair, cable| {
+        let rkey = high(pair);
+        let [a, b] = pair.ends;
+        let data = pair.a.fill(DATA, 8, 7);
+        let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]);
+        pair.a.post_send(a.qpn, &send.rdma(0_u64.wrapping_sub(9), rkey));
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        assert_eq!(pair.b.bytes(DATA + 0x3ff7, 8), data);
+        assert_ne!(count(cable, Operation::Write), 0);
+        let refused =
+            |pair: &mut Pair, len| pair.b.reg_pages(b.pdn, BASE, len, ALL, &[DATA, DATA]).err();
+        assert_eq!(refused(pair, LEN), Some(VIRTIO_RDMA_STATUS_INVAL));
+    });
+}

@@ -9,7 +9,7 @@ use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
-use super::{datagram, mcast, rc, uc, xrc};
+use super::{datagram, fast_reg, mcast, rc, uc, xrc};
 use crate::{Counter, Gid};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -69,6 +69,7 @@ on_the_wire! {
     xrc::receives_say_what_they_are,
     xrc::a_reset_device_forgets_its_domains,
     xrc::many_initiators_share_one_srq,
+    fast_reg::an_invalidation_may_overtake_a_read,
 }
 
 /// Sends a few messages of each kind, and checks the data of both ends.
