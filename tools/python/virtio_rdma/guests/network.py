@@ -141,6 +141,14 @@ class Network:
         for guest in self.guests:
             guest.prepare_network()
 
+    def kill_guest(self, guest):
+        """Kills a guest, as a host that loses its power does, and starts it again."""
+        guest.process.kill()
+        guest.stop()
+        guest.start_process()
+        guest.wait_ready(guest.agent.boots + 1)
+        self.rdma_up(guest, "virtio")
+
     @staticmethod
     def rdma_up(guest, kind):
         """Loads a driver in a guest, waits for the link and its GIDs, and returns Guest.link."""

@@ -67,14 +67,6 @@ class Supervised(Network):
         """Asks the supervisor to restart the device's process."""
         self.daemon.send_signal(signal.SIGHUP)
 
-    def kill_guest(self, guest):
-        """Kills a guest, as a host that loses its power does, and starts it again."""
-        guest.process.kill()
-        guest.stop()
-        guest.start_process()
-        guest.wait_ready(guest.agent.boots + 1)
-        self.rdma_up(guest, "virtio")
-
     def pauses(self):
         """Returns how long guests were paused by restarts, in milliseconds."""
         with open(os.path.join(self.dir, "virtio-rdmad.log"), encoding="utf-8") as log:

@@ -3,6 +3,7 @@
 
 import contextlib
 import re
+import signal
 
 import pytest
 
@@ -25,6 +26,8 @@ ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "verbs/mcast_hosts.py", "perftest.sh", "connections.sh")
 # How many objects a guest can have beside the kernel's own.
 ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
+# Whether a program listens for connections of the RDMA CM.
+LISTENS = "rdma resource show cm_id | grep -q 'state LISTEN'"
 # Memory of a guest in huge pages, in MiB, and what it runs.
 HUGE_GUEST = 1024
 IN_HUGE_PAGES = ("verbs/mr_large.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rings.")
@@ -124,6 +127,24 @@ class TestTwoGuests:
         traffic(results, second, "traffic before a restart")
         networks.restart(network, second)
         networks.data_flows(results, network, "guest 2 restarted under its traffic")
+
+    @only(lambda where: where.path == "rings")
+    def test_first_connection(self, network, results):
+        """A guest is killed with a connection open, and starts again. The other one, which still has that connection,
+        does not take the next one for it, and refuse it."""
+        first, second = network.guests
+        server = first.start(f"exec rping -s -P -a {first.address}")
+        first.check(f"until {LISTENS}; do sleep 0.1; done", timeout=HANG_SECONDS)
+        client = f"exec rping -c -a {first.address}"
+        opens = second.start(f"{client} -v").shows("ping data", HANG_SECONDS)
+        results.result("a connection before a guest is killed", opens)
+        network.kill_guest(second)
+        status, text = second.run(f"{client} -V -C 10", timeout=HANG_SECONDS)
+        if status:
+            results.note(text)
+        results.result("the first connection after that", status == 0)
+        server.kill(signal.SIGKILL)
+        server.wait(HANG_SECONDS)
 
     @only(lambda where: where.path == "rings" and not where.platform.is_slow)
     @pytest.mark.parametrize("number", [1, 2])
