@@ -20,7 +20,7 @@
 
 #define VIRTIO_RDMA_DEVICE_ID		42
 
-/* Page tables list pages of 4 KiB. */
+/* Page tables list pages of 4 KiB, those of MRs larger ones with VIRTIO_RDMA_F_PAGE_SIZES. */
 #define VIRTIO_RDMA_PAGE_SHIFT		12
 
 /* Most levels of lists above the page table proper. */
