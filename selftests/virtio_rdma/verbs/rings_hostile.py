@@ -26,6 +26,10 @@ LENGTH = 4096
 # The user of the hostile program, nobody, and what the user may lock of memory, as systemd lets users do.
 USER = 65534
 LOCKED = 8 << 20
+# How often the hostile program is started and killed. An emulated guest with a debug kernel takes a quarter of a minute
+# to start it.
+KILLS = 8
+ktap.WATCHDOG = max(ktap.WATCHDOG, 40 * KILLS)
 # Lines of the kernel log that one test may add: each cause is logged once.
 LINES = 20
 
@@ -125,7 +129,7 @@ def abuse(way, rng, victim):
 
 def kill(way, rng, victim):
     """Starts the hostile program and kills it while it runs, several times."""
-    for _ in range(8):
+    for _ in range(KILLS):
         program = start(way, rng, victim)
         ktap.equal(program.stdout.readline(), "running\n", "hostile program")
         for _ in range(rng.randint(1, 50)):
