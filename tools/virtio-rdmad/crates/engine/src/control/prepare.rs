@@ -18,8 +18,8 @@ use super::status::Status;
 use crate::base::budget::{cost, Budget};
 use crate::base::features::Features;
 use crate::memory::mr::{Backing, Map, Resolving};
-use crate::memory::page_list::{page_size, touched, Range, PAGE_SIZE};
-use crate::memory::page_table::{Reader, Shape};
+use crate::memory::page_list::{touched, Range, PAGE_SIZE};
+use crate::memory::page_table::Reader;
 use crate::queue::cq_ring::MovingCq;
 use crate::queue::srq::MovingSrq;
 use crate::transport::hca::Hca;
@@ -194,19 +194,15 @@ impl PreparedMemory {
     }
 }
 
-/// Returns the shape of the page table of a request. Without its feature, a field is reserved.
-fn shape(features: &Features, request: &virtio_rdma_cmd_reg_user_mr) -> Result<Shape, Status> {
-    let mut shape = Shape::FLAT;
-    if features.has_page_levels() {
-        shape.levels = request.levels.into();
+/// Returns how many levels the page table of a request has; the field is reserved without the feature.
+fn page_levels(features: &Features, request: &virtio_rdma_cmd_reg_user_mr) -> Result<u32, Status> {
+    if !features.has_page_levels() {
+        return Ok(0);
     }
-    if features.has_page_sizes() {
-        shape.page_size = page_size(request.page_shift).ok_or(Status::Invalid)?;
-    }
-    if shape.levels > VIRTIO_RDMA_MAX_PAGE_LEVELS {
+    if request.levels > VIRTIO_RDMA_MAX_PAGE_LEVELS {
         return Err(Status::Invalid);
     }
-    Ok(shape)
+    Ok(request.levels)
 }
 
 /// Begins with the page table of REG_USER_MR and REREG_MR, once what they say of the memory is checked.
@@ -215,19 +211,19 @@ pub(crate) fn memory(
     objects: &Objects,
     request: &virtio_rdma_cmd_reg_user_mr,
 ) -> Result<PreparedMemory, Status> {
-    let shape = shape(&hca.features, request)?;
-    let (offset, length) = (request.start % shape.page_size, request.length);
+    let levels = page_levels(&hca.features, request)?;
+    let (offset, length) = (request.start % PAGE_SIZE, request.length);
     let valid = length <= hca.limits.max_mr_size
         && request.virt_addr.checked_add(length).is_some()
-        && touched(request.start, length, shape.page_size) == request.npages.into();
+        && touched(request.start, length, PAGE_SIZE) == request.npages.into();
     if !valid {
         return Err(Status::Invalid);
     }
     let room = objects.room(&hca.limits);
     let pages = request.npages.into();
-    let table = Reader::new(request.pages, shape, pages, room);
+    let table = Reader::new(request.pages, levels, pages, room);
     Ok(PreparedMemory {
-        table: Some((table, [offset, length, pages * shape.page_size])),
+        table: Some((table, [offset, length, pages * PAGE_SIZE])),
         write: request.access_flags & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0,
         room,
         backing: Backing::Dma,
@@ -253,7 +249,7 @@ pub(crate) fn rings(
     if usize::try_from(needed).map_or(true, |count| count > room) {
         return Err(Status::NoResource);
     }
-    Ok(PreparedRings::new(Reader::new(region.pages, Shape::FLAT, needed, room)))
+    Ok(PreparedRings::new(Reader::new(region.pages, 0, needed, room)))
 }
 
 /// Returns the pages of a region that holds `len` bytes, which were found before.
