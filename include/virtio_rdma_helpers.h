@@ -102,6 +102,15 @@ struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype);
 int virtio_rdma_nla_nest_end(struct sk_buff *skb, struct nlattr *start);
 void virtio_rdma_nla_nest_cancel(struct sk_buff *skb, struct nlattr *start);
 
+/* Defined in Rust. */
+#ifndef __BINDGEN__
+int virtio_rdma_rust_req_notify_cq(struct ib_cq *cq, u32 flags);
+int virtio_rdma_rust_modify_srq(struct ib_srq *srq, struct ib_srq_attr *attr,
+				u32 mask, struct ib_udata *udata);
+struct ib_mr *virtio_rdma_rust_alloc_mr(struct ib_pd *pd, u32 mr_type,
+					u32 max_num_sg);
+#endif
+
 int virtio_rdma_req_notify_cq(struct ib_cq *cq, enum ib_cq_notify_flags flags);
 int virtio_rdma_modify_srq(struct ib_srq *srq, struct ib_srq_attr *attr,
 			   enum ib_srq_attr_mask mask, struct ib_udata *udata);

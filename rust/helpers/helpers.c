@@ -457,12 +457,6 @@ void virtio_rdma_nla_nest_cancel(struct sk_buff *skb, struct nlattr *start)
  * Operations of struct ib_device_ops whose type has an enum: to CONFIG_CFI,
  * a function of Rust, which has an integer there, is of another type.
  */
-int virtio_rdma_rust_req_notify_cq(struct ib_cq *cq, u32 flags);
-int virtio_rdma_rust_modify_srq(struct ib_srq *srq, struct ib_srq_attr *attr,
-				u32 mask, struct ib_udata *udata);
-struct ib_mr *virtio_rdma_rust_alloc_mr(struct ib_pd *pd, u32 mr_type,
-					u32 max_num_sg);
-
 int virtio_rdma_req_notify_cq(struct ib_cq *cq, enum ib_cq_notify_flags flags)
 {
 	return virtio_rdma_rust_req_notify_cq(cq, flags);

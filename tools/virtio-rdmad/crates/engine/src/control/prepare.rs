@@ -185,7 +185,15 @@ impl PreparedRings {
 impl PreparedMemory {
     /// Begins with memory that is known already, to be resolved for other access.
     pub fn of_backing(backing: Backing, room: usize) -> Self {
-        Self { table: None, write: false, room, backing, resolving: None, touches: true, failed: None }
+        Self {
+            table: None,
+            write: false,
+            room,
+            backing,
+            resolving: None,
+            touches: true,
+            failed: None,
+        }
     }
 
     /// Sets whether the memory is to be written, and how many extents it may have.
