@@ -213,7 +213,7 @@ impl Device {
     fn finish_request(&self, queue: Queue) {
         if queue == Queue::Control {
             // A peer may be in the middle of a round with a region that ends.
-            while !lock(&self.guest.control).go_on(self.hca(), &mut Budget::endless()) {
+            while !lock(&self.guest.control).hurry_on(self.hca(), &mut Budget::endless()) {
                 std::thread::yield_now();
             }
         }

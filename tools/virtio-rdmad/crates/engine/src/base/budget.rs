@@ -171,11 +171,6 @@ impl Budget {
         self.watch.wary != 0
     }
 
-    /// Returns whether nothing ends before all is done, because somebody waits for it.
-    pub fn is_endless(&self) -> bool {
-        self.most_bytes == u64::MAX
-    }
-
     /// Begins a visit of at most `most` messages or chunks, which may be longer if it is `alone`: no
     /// other queue is known to wait. Returns how many.
     pub fn begin(&mut self, most: u32, alone: bool) -> u32 {

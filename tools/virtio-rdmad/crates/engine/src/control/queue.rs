@@ -145,6 +145,7 @@ impl Control {
     pub fn command(&mut self, hca: &Arc<Hca>, request: &[u8], reply: &mut [u8]) -> usize {
         let objects = &mut self.objects;
         let mut prepared = begin(hca, objects, request);
+        prepared.hurry();
         let budget = &mut Budget::endless();
         prepare(hca, objects, &mut prepared, budget);
         carry_out(Call { hca, objects, prepared, budget }, request, reply)

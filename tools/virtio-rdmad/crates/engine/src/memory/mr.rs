@@ -439,7 +439,7 @@ impl Resolving {
     /// QP of a peer locked, and at three times the price. A region of all memory is not touched: the guest has not pinned
     /// it, and may never use most of it.
     pub fn touch(&mut self, budget: &mut Budget) -> bool {
-        if self.failed.is_some() || budget.is_endless() {
+        if self.failed.is_some() {
             return true;
         }
         while self.touched < MOST_TOUCHED {
