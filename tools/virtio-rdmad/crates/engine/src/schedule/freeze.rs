@@ -8,7 +8,7 @@
 //! the mark.
 
 use super::guest::Guest;
-use super::step::{number, Step};
+use super::step::{number, Step, waits_for_status};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::lock;
 
@@ -58,11 +58,7 @@ impl Freeze {
                 drop(lock(&qp.responder));
                 Some(())
             }),
-            // Whoever has it may be in an access to memory that takes long.
-            Guard::Status if hca.is_read_for_status() => {
-                budget.work(cost::WAIT);
-                Step::Wait
-            }
+            Guard::Status if waits_for_status(hca, budget) => Step::Wait,
             Guard::Status => self.next(Guard::Cqs),
             Guard::Cqs => self.pass_each(budget, hca.cqs.len(), Guard::Events, |cq| {
                 hca.cqs.get(cq).map(|cq| drop(lock(cq)))

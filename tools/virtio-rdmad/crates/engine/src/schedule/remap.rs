@@ -8,7 +8,7 @@ use abi::VIRTIO_RDMA_EVENT_QP_FATAL;
 use memory::{GuestMemory, Pages};
 
 use super::guest::Guest;
-use super::step::{number, Step};
+use super::step::{number, Step, waits_for_status};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::sync::{lock, write};
@@ -75,10 +75,7 @@ impl Remap {
             Follower::Cqs => self.follow_cq(guest, budget),
             Follower::Qps => self.follow_qp(guest, budget),
             Follower::Srqs => self.follow_srq(guest, budget),
-            Follower::Status if guest.hca.is_read_for_status() => {
-                budget.work(cost::WAIT);
-                Step::Wait
-            }
+            Follower::Status if waits_for_status(&guest.hca, budget) => Step::Wait,
             Follower::Status => self.next(Follower::Virtqueues),
             Follower::Virtqueues => self.follow_virtqueue(guest, budget),
         }

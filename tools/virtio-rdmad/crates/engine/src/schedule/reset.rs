@@ -5,7 +5,7 @@
 use memory::GuestMemory;
 
 use super::guest::Guest;
-use super::step::{number, Step};
+use super::step::{number, Step, waits_for_status};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::{lock, write};
 use crate::control::objects::MrEntry;
@@ -60,10 +60,7 @@ impl Reset {
             Victim::Windows => self.end_window(guest, budget),
             Victim::Regions => self.end_region(guest, budget),
             Victim::Cqs => self.end_cq(guest, budget),
-            Victim::Status if guest.hca.is_read_for_status() => {
-                budget.work(cost::WAIT);
-                Step::Wait
-            }
+            Victim::Status if waits_for_status(&guest.hca, budget) => Step::Wait,
             Victim::Status => self.next(Victim::Rest),
             Victim::Rest => {
                 end_rest(guest);

@@ -2,6 +2,10 @@
 
 //! Steps of what goes on object by object.
 
+use crate::base::budget::{cost, Budget};
+use crate::base::sync::try_lock;
+use crate::transport::hca::Hca;
+
 /// What one step of a change leaves.
 pub(crate) enum Step {
     /// There are more steps.
@@ -15,4 +19,14 @@ pub(crate) enum Step {
 /// Returns the number of the object that comes next, if it is one of `count`.
 pub(crate) fn number(at: u32, count: u16) -> Option<u16> {
     u16::try_from(at).ok().filter(|at| *at < count)
+}
+
+/// Returns whether a change has to wait for a thread that reads rings for the status, and charges for the look. That
+/// thread may be in an access to memory that takes long.
+pub(crate) fn waits_for_status(hca: &Hca, budget: &mut Budget) -> bool {
+    let waits = try_lock(&hca.status).is_none();
+    if waits {
+        budget.work(cost::WAIT);
+    }
+    waits
 }

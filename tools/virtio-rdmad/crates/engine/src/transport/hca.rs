@@ -28,7 +28,7 @@ use crate::base::queues::Jobs;
 use crate::base::quota::Quota;
 use crate::base::rate_limit::RateLimit;
 use crate::base::ready_set::ReadySet;
-use crate::base::sync::{lock, try_lock};
+use crate::base::sync::lock;
 use crate::base::table::Table;
 use crate::base::timers::Timers;
 use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
@@ -208,12 +208,6 @@ impl Hca {
     #[inline]
     pub fn is_frozen(&self) -> bool {
         self.qps.clock.is_stopped()
-    }
-
-    /// Returns whether a thread reads memory of the guest for the status, which may take as long as an access to memory
-    /// does.
-    pub fn is_read_for_status(&self) -> bool {
-        try_lock(&self.status).is_none()
     }
 
     /// Has threads that take a lock from now on find that the guest is frozen. Own thread only.
