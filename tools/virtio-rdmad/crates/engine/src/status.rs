@@ -175,7 +175,7 @@ fn of_srq(hca: &Hca, slot: u16, place: &Mutex<Option<Srq>>) -> Option<SrqStatus>
 }
 
 fn of_qp(hca: &Hca, slot: u16, qp: &Qp) -> Option<QpStatus> {
-    // Rings are in the guest's memory, whose accesses may take long: workers wait for nobody who is in one.
+    // Rings are in the guest's memory. An access to it may take long, so there is none while a lock of the QP is held.
     let backlog =
         |queue: &WorkQueue| if hca.is_frozen() { Backlog::known(0) } else { queue.backlog() };
     let count = |backlog: &Backlog| u16::try_from(backlog.count()).unwrap_or(u16::MAX);

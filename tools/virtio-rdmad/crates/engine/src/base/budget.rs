@@ -5,7 +5,7 @@
 //!
 //! What work costs is estimated, because to look at the clock for each message would be a quarter of a small one. An
 //! access to a guest's memory can take longer than any estimate, as its page may have to be made, cleared or read from a
-//! disk. So a round looks at the clock as well, now and then ([`Watch`]).
+//! disk. So a round looks at the clock as well, now and then ([`Stopwatch`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ const WARY: u32 = 1024;
 
 /// Looks at the clock while a round is under way.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct Stopwatch {
     /// The clock, once a round has begun.
     clock: Option<Arc<dyn Clock>>,
     /// What was done since the last look, in bytes.
@@ -98,7 +98,7 @@ pub(crate) struct Watch {
     is_late: bool,
 }
 
-impl Watch {
+impl Stopwatch {
     /// Begins a round by this clock.
     pub fn begin(&mut self, clock: &Arc<dyn Clock>) {
         self.clock.get_or_insert_with(|| Arc::clone(clock));
@@ -157,7 +157,7 @@ pub(crate) struct Budget {
     /// Nanoseconds that the round has cost so far.
     spent: u64,
     /// The clock of the round, if somebody waits for its end.
-    pub watch: Watch,
+    pub stopwatch: Stopwatch,
 }
 
 impl Budget {
@@ -168,7 +168,7 @@ impl Budget {
 
     /// Returns whether an access to memory was held up lately, so that each one may be.
     pub fn is_wary(&self) -> bool {
-        self.watch.wary != 0
+        self.stopwatch.wary != 0
     }
 
     /// Begins a visit of at most `most` messages or chunks, which may be longer if it is `alone`: no
@@ -184,7 +184,7 @@ impl Budget {
     /// Returns whether the visit is over.
     #[inline]
     pub fn is_over(&mut self) -> bool {
-        if self.watch.is_due() {
+        if self.stopwatch.is_due() {
             self.look();
         }
         self.left == 0 || self.bytes >= self.most_bytes
@@ -195,14 +195,14 @@ impl Budget {
     pub fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(1);
         self.bytes += bytes;
-        self.watch.count(bytes + MESSAGE_BYTES);
+        self.stopwatch.count(bytes + MESSAGE_BYTES);
     }
 
     /// Looks at the clock, and ends the visit if the time of the round is over.
     #[cold]
     fn look(&mut self) {
-        self.watch.look();
-        if self.watch.is_late {
+        self.stopwatch.look();
+        if self.stopwatch.is_late {
             self.most_bytes = 0;
         }
     }
@@ -212,7 +212,7 @@ impl Budget {
     pub fn work(&mut self, nanoseconds: u64) {
         let bytes = nanoseconds.saturating_mul(BYTES_PER_NS);
         self.bytes = self.bytes.saturating_add(bytes);
-        self.watch.count(bytes);
+        self.stopwatch.count(bytes);
     }
 
     /// Counts work between two visits.
@@ -224,7 +224,7 @@ impl Budget {
     /// Returns whether the round is over.
     #[inline]
     pub fn is_round_over(&self) -> bool {
-        self.spent >= ROUND || self.watch.is_late
+        self.spent >= ROUND || self.stopwatch.is_late
     }
 
     /// Returns how many messages and chunks are left.

@@ -270,8 +270,8 @@ impl Stats {
             tracing::warn!(
                 guest = self.name,
                 peer = peer.map(Self::name),
-                "the worker stood still for {time:.1?}, the {}. time: a page of the guest's memory or of its peer's was \
-                 not there at once, or the worker had no processor",
+                "the worker stood still for {time:.1?} (stall {} of this guest): a page of the guest's memory, or of \
+                 its peer's, was not there at once, or the worker had no processor",
                 before + 1
             );
         }

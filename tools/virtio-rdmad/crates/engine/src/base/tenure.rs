@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Whether a device has an address still.
+//! How whoever has found a device by an address learns that the device has it no longer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;

@@ -26,7 +26,7 @@ const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma
 /// end meanwhile, or its worker may be late.
 const SET_ASIDE: Duration = Duration::from_millis(2);
 
-/// What becomes of a QP for which there is no work request.
+/// What a QP does that finds no work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// It does not wait: what it was to receive is dropped, or is sent again from another host. So it takes a work

@@ -182,8 +182,8 @@ fn count(pages: &Pages, producer: usize, next: u32, depth: u32) -> u32 {
     producer.wrapping_sub(next).min(depth)
 }
 
-/// How far a queue was emptied, of which the owner's index is yet to be read: an access to the guest's memory may take
-/// long, so it comes when the queue's lock is released.
+/// What is needed to count the entries that wait in a queue. The owner's index is read when the queue's lock is released,
+/// because an access to the guest's memory may take long.
 pub(crate) struct Backlog {
     pages: Option<Arc<Pages>>,
     /// Where the index is.
@@ -195,7 +195,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Returns one of which all is known.
+    /// Returns what counts so many work requests, and reads no memory.
     pub fn known(known: u32) -> Self {
         Self { pages: None, producer: 0, next: 0, depth: 0, known }
     }

@@ -15,7 +15,7 @@ use super::freeze::Freeze;
 use super::guest::Guest;
 use super::remap::Remap;
 use super::reset::Reset;
-use crate::base::budget::{cost, Budget, Watch};
+use crate::base::budget::{cost, Budget, Stopwatch};
 use crate::base::counters::Counter;
 use crate::base::queues::Queue;
 use crate::base::ready_set::Set;
@@ -58,7 +58,7 @@ pub(crate) struct Scheduler {
     /// What comes before everything else.
     change: Option<Change>,
     /// Ends rounds that take longer than they should.
-    watch: Watch,
+    stopwatch: Stopwatch,
 }
 
 /// Returns whether a queue that had work is busy-polled.
@@ -77,7 +77,7 @@ impl Scheduler {
             room: Vec::new(),
             outbox: Outbox::default(),
             change: None,
-            watch: Watch::default(),
+            stopwatch: Stopwatch::default(),
         }
     }
 
@@ -128,10 +128,10 @@ impl Scheduler {
         hca.ready.begin();
         hca.ready.take(&mut self.active);
         let mut round = Round::default();
-        round.budget.watch = std::mem::take(&mut self.watch);
-        round.budget.watch.begin(hca.network.clock());
+        round.budget.stopwatch = std::mem::take(&mut self.stopwatch);
+        round.budget.stopwatch.begin(hca.network.clock());
         let next = self.change_or_round(guest, &mut round, budget);
-        self.watch = std::mem::take(&mut round.budget.watch);
+        self.stopwatch = std::mem::take(&mut round.budget.stopwatch);
         next
     }
 
@@ -221,7 +221,7 @@ impl Scheduler {
         let given = round.begin(*left, self.active.len() <= 1);
         let visit = guest.visit(queue, round);
         round.end();
-        if let Some(stall) = round.budget.watch.take_stall() {
+        if let Some(stall) = round.budget.stopwatch.take_stall() {
             guest.stalled(queue, stall);
         }
         if matches!(queue, Queue::Doorbell | Queue::Wire) {
