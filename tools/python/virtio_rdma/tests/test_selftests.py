@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from virtio_rdma.guests import hostile
-from virtio_rdma.tests import features, networks, selftests
+from virtio_rdma.tests import features, networks, selftests, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, between, sleeps
 
@@ -26,8 +26,6 @@ ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "verbs/mcast_hosts.py", "perftest.sh", "connections.sh")
 # How many objects a guest can have beside the kernel's own.
 ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
-# Whether a program listens for connections of the RDMA CM.
-LISTENS = "rdma resource show cm_id | grep -q 'state LISTEN'"
 # Memory of a guest in huge pages, in MiB, and what it runs.
 HUGE_GUEST = 1024
 IN_HUGE_PAGES = ("verbs/mr_large.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rings.")
@@ -134,7 +132,7 @@ class TestTwoGuests:
         does not take the next one for it, and refuse it."""
         first, second = network.guests
         server = first.start(f"exec rping -s -P -a {first.address}")
-        first.check(f"until {LISTENS}; do sleep 0.1; done", timeout=HANG_SECONDS)
+        first.check(f"until {tools.CM}; do sleep 0.1; done", timeout=HANG_SECONDS)
         client = f"exec rping -c -a {first.address}"
         opens = second.start(f"{client} -v").shows("ping data", HANG_SECONDS)
         results.result("a connection before a guest is killed", opens)

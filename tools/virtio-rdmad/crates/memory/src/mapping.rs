@@ -13,7 +13,7 @@ use crate::sigbus::{Lost, Registration};
 use crate::unmap::unmap;
 use crate::{Chunk, MemoryError};
 
-/// Bytes of a block of small pages, of which is known whether they were touched.
+/// Bytes of a block of small pages. A mapping knows of each block whether all of its pages were touched.
 pub(crate) const BLOCK: usize = 2 << 20;
 
 /// A shared mapping of this process, unmapped when dropped.

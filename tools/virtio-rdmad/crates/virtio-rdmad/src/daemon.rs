@@ -26,7 +26,6 @@ use crate::crew::{Assigned, Crew, NotPrepared, Resumed};
 use crate::events::Events;
 use crate::guest::{Guest, Origin};
 use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
-use crate::hand_over;
 use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
 use crate::intake::Intake;
 use crate::log;
@@ -289,8 +288,8 @@ fn control_socket(
 fn signals() -> Result<(UnixStream, Arc<AtomicBool>), Error> {
     let (read, write) = UnixStream::pair()?;
     let is_asked = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(hand_over::SIGNAL.as_raw(), is_asked.clone())?;
-    for signal in [hand_over::SIGNAL.as_raw(), SIGTERM, SIGINT] {
+    signal_hook::flag::register(handover::ask::SIGNAL.as_raw(), is_asked.clone())?;
+    for signal in [handover::ask::SIGNAL.as_raw(), SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
     }
     Ok((read, is_asked))

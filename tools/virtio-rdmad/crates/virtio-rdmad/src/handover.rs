@@ -20,6 +20,7 @@
 //! So it changes nothing of what is kept before all its threads are there and have loaded their guests
 //! ([`crate::crew`]). Any number of processes may fail so, and the guests have lost nothing.
 
+pub mod ask;
 mod guest;
 mod journal;
 mod listeners;

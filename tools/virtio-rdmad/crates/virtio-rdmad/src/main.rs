@@ -22,7 +22,6 @@ mod daemon;
 mod events;
 mod guest;
 mod guests;
-mod hand_over;
 mod handover;
 mod histogram;
 mod intake;
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
         Some(Command::Reload(reload)) => reload::run(reload),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),
-        Some(Command::HandOver(options)) => hand_over::run(options),
+        Some(Command::HandOver(options)) => handover::ask::run(options),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {
             log::start(&options.log);

@@ -12,7 +12,7 @@ use rustix::thread::CpuSet;
 use crate::access::Access;
 use crate::config_file::ConfigFile;
 use crate::guest::Origin;
-use crate::hand_over::{self, HandOverOptions};
+use crate::handover::ask::{self, HandOverOptions};
 use crate::handover::supervisor::SupervisorOptions;
 use crate::key_values::{number, KeyValues, ListError};
 use crate::policy::{self, PolicyChange};
@@ -304,7 +304,7 @@ pub enum Command {
     /// example after its file was replaced by a newer one. SIGTERM and SIGINT end it for good.
     Supervise(SupervisorOptions),
     /// Have a running virtio-rdmad end, and leave its sockets to the next one. A service manager calls this.
-    #[command(name = hand_over::COMMAND, hide = true)]
+    #[command(name = ask::COMMAND, hide = true)]
     HandOver(HandOverOptions),
     /// Remove sockets when standard input is closed. virtio-rdmad starts this itself.
     #[command(name = remover::COMMAND, hide = true)]

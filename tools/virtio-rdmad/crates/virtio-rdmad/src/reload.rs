@@ -77,8 +77,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Compares a guest that is there with what it is to be. Of its policy, only what the file says anew changes: what it
-    /// is may have been set since.
+    /// Compares a guest that is there with what it is to be. Of its policy, only keys that have changed in the file change:
+    /// what it is may have been set since.
     fn compare(&mut self, wanted: &GuestSpec, guest: &GuestReport) -> Result<(), SpecError> {
         let name = &wanted.name;
         if guest.leaving {

@@ -51,9 +51,7 @@ impl Remover {
         ready.transpose()?;
         Ok(Self(child))
     }
-}
 
-impl Remover {
     /// Says whether the sockets stay when this process ends, however that happens, because another one goes on with them.
     pub fn set_stay(&mut self, stay: bool) -> Result<(), Error> {
         let told = [if stay { STAY } else { GO }];

@@ -1793,7 +1793,7 @@ fn a_process_follows_its_configuration_file() {
         assert!(worked && said.is_empty(), "{said}");
         assert_eq!(guests(&daemon)[0], "a file 5");
     }
-    // A reload changes what the file says anew, and that alone.
+    // A reload changes what has changed in the file, and that alone.
     file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 2") + &guest("c", "pds = 4")));
     assert_eq!(reload(&daemon), (true, "c: pds=4\n".to_owned(), String::new()));
     assert_eq!(run(&daemon, &["set", "c", "pds=7"]), (true, String::new()));

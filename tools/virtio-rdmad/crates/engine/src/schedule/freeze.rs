@@ -8,7 +8,7 @@
 //! the mark.
 
 use super::guest::Guest;
-use super::step::{number, Step, waits_for_status};
+use super::step::{number, waits_for_status, Step};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::lock;
 

@@ -8,7 +8,7 @@ use abi::VIRTIO_RDMA_EVENT_QP_FATAL;
 use memory::{GuestMemory, Pages};
 
 use super::guest::Guest;
-use super::step::{number, Step, waits_for_status};
+use super::step::{number, waits_for_status, Step};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::sync::{lock, write};

@@ -67,7 +67,7 @@ pub(crate) fn last_visit(hca: &Arc<Hca>, slot: u16) -> u64 {
         return 0;
     }
     let mut round = Round::default();
-    round.budget.watch.begin(hca.network.clock());
+    round.budget.stopwatch.begin(hca.network.clock());
     round.begin(u32::MAX, true);
     visit(hca, slot, &mut round);
     round.end();

@@ -4,8 +4,8 @@
 //! A connection waits in the queue of its socket while no process accepts it. So the service manager keeps the sockets
 //! meanwhile, and their files stay. A process that does not take the sockets over would find somebody listening where it
 //! wants to, and not start. So a process leaves them only if it is asked to, which a program that takes them over does
-//! ([`crate::hand_over`]), and the service manager has none of them while a process runs. The sockets of guests that were
-//! added are kept with these guests all the time.
+//! ([`super::ask`]), and the service manager has no such socket while a process runs. The sockets of guests that were added
+//! are kept with these guests all the time.
 
 use std::collections::BTreeMap;
 use std::io::Error;
@@ -174,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_cannot_stay_are_made_anew() {
-        let directory = std::env::temp_dir().join(format!("rdmad-anew-{}", std::process::id()));
+    fn sockets_that_cannot_stay_are_made_again() {
+        let directory = std::env::temp_dir().join(format!("rdmad-again-{}", std::process::id()));
         let (a, b) = (directory.join("a"), directory.join("b"));
         let mut kept = left_in(&directory);
         let mut listeners = Listeners::take(&mut kept);

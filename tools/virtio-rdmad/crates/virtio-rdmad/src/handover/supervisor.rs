@@ -27,7 +27,7 @@ use rustix::net::{
 use rustix::process::{kill_process, Pid, Signal};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
-use crate::hand_over;
+use super::ask;
 
 /// The first of the descriptors that a process gets, SD_LISTEN_FDS_START of sd_listen_fds(3).
 const FIRST: i32 = 3;
@@ -273,8 +273,8 @@ impl<'a> Supervisor<'a> {
             return;
         };
         let mut command = Command::new(&self.program);
-        command.args([hand_over::COMMAND, &child.id().to_string()]).stderr(Stdio::null());
-        // Without it, the sockets are made anew.
+        command.args([ask::COMMAND, &child.id().to_string()]).stderr(Stdio::null());
+        // If this fails, the next process makes new sockets.
         let _ = command.status();
     }
 

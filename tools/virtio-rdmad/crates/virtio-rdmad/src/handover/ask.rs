@@ -3,7 +3,7 @@
 //!
 //! The next process has to know what to do with them. So whoever restarts a process runs the program that is to start
 //! next with this command: a version that does not take sockets over does not know the command either, and the process
-//! removes its sockets as ever when it ends.
+//! removes its sockets when it ends, as it does otherwise.
 
 use clap::Args;
 use rustix::process::{kill_process, Pid, Signal};
