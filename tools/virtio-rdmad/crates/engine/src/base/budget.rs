@@ -73,9 +73,9 @@ const LATE: Duration = Duration::from_micros(200);
 /// How long what is done between two looks at the clock takes at most, unless something holds the thread up.
 const STALL: Duration = Duration::from_millis(1);
 
-/// Bytes between two looks at the clock, where a message counts as so many more of them: small messages are 16.
-const LOOK_BYTES: u64 = 64 << 10;
-const MESSAGE_BYTES: u64 = LOOK_BYTES / 16;
+/// What a visit does between two looks at the clock: messages, or bytes.
+const LOOK_MESSAGES: u32 = 32;
+const LOOK_BYTES: u64 = LONE_BURST_BYTES;
 
 /// Messages and chunks behind a stall that are each followed by a look, so that only one of them can stall again. They
 /// are so few that a thread that has no processor now and then does not spend its time with looks.
@@ -86,7 +86,7 @@ const WARY: u32 = 1024;
 pub(crate) struct Stopwatch {
     /// The clock, once a round has begun.
     clock: Option<Arc<dyn Clock>>,
-    /// What was done since the last look, in bytes.
+    /// What short visits have done since the last look, in bytes.
     unseen: u64,
     /// When the first look of the round was, and the last.
     looks: Option<(Instant, Instant)>,
@@ -109,19 +109,27 @@ impl Stopwatch {
         }
     }
 
-    /// Counts what was done, in bytes.
-    #[inline]
-    fn count(&mut self, bytes: u64) {
-        self.unseen = self.unseen.saturating_add(bytes);
+    /// Returns how many messages and bytes may be done before the next look.
+    fn part(&self) -> (u32, u64) {
+        if self.wary == 0 {
+            (LOOK_MESSAGES, LOOK_BYTES)
+        } else {
+            (1, 1)
+        }
     }
 
-    /// Returns whether it is time for a look.
+    /// Looks at the end of a visit that has done so much, if it is time for that.
     #[inline]
-    fn is_due(&self) -> bool {
-        self.unseen >= LOOK_BYTES || self.wary != 0 && self.unseen != 0
+    fn end_visit(&mut self, messages: u64, bytes: u64) {
+        let message = LOOK_BYTES / u64::from(LOOK_MESSAGES);
+        self.unseen = self.unseen.saturating_add(bytes).saturating_add(messages * message);
+        if self.unseen >= LOOK_BYTES || self.wary != 0 {
+            self.look();
+        }
     }
 
     /// Looks at the clock.
+    #[cold]
     fn look(&mut self) {
         self.unseen = 0;
         let Some(clock) = &self.clock else { return };
@@ -147,10 +155,12 @@ impl Stopwatch {
 /// How much a visit may still do, and what the round has cost so far.
 #[derive(Default)]
 pub(crate) struct Budget {
-    /// Messages and chunks that are left.
+    /// Messages and chunks that are left before the next look at the clock, and those behind it.
     left: u32,
-    /// Bytes of the visit, and other work as so many bytes.
+    rest: u32,
+    /// Bytes of the visit, and other work as so many bytes: those so far, those before the next look, and all.
     bytes: u64,
+    look_bytes: u64,
     most_bytes: u64,
     /// Messages and chunks that the visit began with.
     given: u32,
@@ -163,7 +173,8 @@ pub(crate) struct Budget {
 impl Budget {
     /// Returns a budget that is not exhausted before all is done.
     pub fn endless() -> Self {
-        Self { left: u32::MAX, given: u32::MAX, most_bytes: u64::MAX, ..Self::default() }
+        let (left, bytes) = (u32::MAX, u64::MAX);
+        Self { left, given: left, look_bytes: bytes, most_bytes: bytes, ..Self::default() }
     }
 
     /// Returns whether an access to memory was held up lately, so that each one may be.
@@ -174,20 +185,41 @@ impl Budget {
     /// Begins a visit of at most `most` messages or chunks, which may be longer if it is `alone`: no
     /// other queue is known to wait. Returns how many.
     pub fn begin(&mut self, most: u32, alone: bool) -> u32 {
-        self.left = most.min(if alone { LONE_BURST } else { BURST });
-        self.given = self.left;
+        self.given = most.min(if alone { LONE_BURST } else { BURST });
+        (self.left, self.rest) = (0, self.given);
         self.bytes = 0;
         self.most_bytes = if alone { LONE_BURST_BYTES } else { BURST_BYTES };
-        self.left
+        self.begin_part();
+        self.given
+    }
+
+    /// Goes on to the next look at the clock.
+    fn begin_part(&mut self) {
+        let (messages, bytes) = self.stopwatch.part();
+        let all = self.left();
+        self.left = all.min(messages);
+        self.rest = all - self.left;
+        self.look_bytes = self.bytes.saturating_add(bytes).min(self.most_bytes);
     }
 
     /// Returns whether the visit is over.
     #[inline]
     pub fn is_over(&mut self) -> bool {
-        if self.stopwatch.is_due() {
-            self.look();
+        (self.left == 0 || self.bytes >= self.look_bytes) && self.ends_part()
+    }
+
+    /// Looks at the clock, and goes on unless the visit is over, or the time of the round.
+    #[cold]
+    fn ends_part(&mut self) -> bool {
+        if self.left() == 0 || self.bytes >= self.most_bytes {
+            return true;
         }
-        self.left == 0 || self.bytes >= self.most_bytes
+        self.stopwatch.look();
+        if self.stopwatch.is_late {
+            self.most_bytes = 0;
+        }
+        self.begin_part();
+        self.stopwatch.is_late
     }
 
     /// Counts a message or chunk of `bytes`.
@@ -195,24 +227,12 @@ impl Budget {
     pub fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(1);
         self.bytes += bytes;
-        self.stopwatch.count(bytes + MESSAGE_BYTES);
-    }
-
-    /// Looks at the clock, and ends the visit if the time of the round is over.
-    #[cold]
-    fn look(&mut self) {
-        self.stopwatch.look();
-        if self.stopwatch.is_late {
-            self.most_bytes = 0;
-        }
     }
 
     /// Counts other work of so many nanoseconds, [`cost`].
     #[inline]
     pub fn work(&mut self, nanoseconds: u64) {
-        let bytes = nanoseconds.saturating_mul(BYTES_PER_NS);
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.stopwatch.count(bytes);
+        self.bytes = self.bytes.saturating_add(nanoseconds.saturating_mul(BYTES_PER_NS));
     }
 
     /// Counts work between two visits.
@@ -228,13 +248,15 @@ impl Budget {
     }
 
     /// Returns how many messages and chunks are left.
+    #[inline]
     pub fn left(&self) -> u32 {
-        self.left
+        self.left + self.rest
     }
 
     /// Ends the visit, and returns its bytes.
     pub fn end(&mut self) -> u64 {
-        let messages = u64::from(self.given - self.left);
+        let messages = u64::from(self.given - self.left());
+        self.stopwatch.end_visit(messages, self.bytes);
         self.spent += cost::VISIT + messages * cost::MESSAGE + self.bytes / BYTES_PER_NS;
         self.bytes
     }

@@ -12,7 +12,7 @@ use memory::Region;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 
 use super::driver::*;
-use crate::base::budget::cost;
+use crate::base::budget::{cost, Budget};
 use crate::{Clock, Counter};
 
 /// A clock by which everything takes long: each look finds that so many nanoseconds have passed.
@@ -35,9 +35,10 @@ fn pair(step: Duration) -> Pair {
     pair
 }
 
-/// Posts so many WRITEs of a word, and returns how many are done behind each call of [`crate::Device::run`].
+/// Posts so many WRITEs of a word, and returns how many of these are done behind each call of [`crate::Device::run`].
 fn write(pair: &mut Pair, count: u64) -> Vec<u64> {
     let [a, b] = pair.ends;
+    let before = pair.a.device.counter(Counter::WriteMessages);
     for wr_id in 0..count {
         let send = Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]);
         pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
@@ -45,27 +46,39 @@ fn write(pair: &mut Pair, count: u64) -> Vec<u64> {
     let mut done = Vec::new();
     while done.last() != Some(&count) {
         pair.a.device.run(1000);
-        done.push(pair.a.device.counter(Counter::WriteMessages));
+        done.push(pair.a.device.counter(Counter::WriteMessages) - before);
     }
     done
 }
 
 /// Accesses that take long are not made one behind the other while the peer is locked and other guests wait. The first
-/// time, they are found out late, and later each of them ends the round.
+/// time, they are found out behind the visit, and later each of them ends the round.
 #[test]
 fn a_slow_access_ends_the_round() {
     let mut pair = pair(Duration::from_millis(5));
-    assert_eq!(write(&mut pair, 40), [32, 33, 34, 35, 36, 37, 38, 39, 40]);
+    assert_eq!(write(&mut pair, 40), [40]);
+    assert_eq!(write(&mut pair, 8), [1, 2, 3, 4, 5, 6, 7, 8]);
     let stalls = |guest: &Guest| guest.device.counter(Counter::Stalls);
     assert_eq!((stalls(&pair.a), stalls(&pair.b)), (9, 9));
 }
 
-/// A round that takes long ends without a slow access, too.
+/// A visit that takes long ends without a slow access, too, and so does the round.
 #[test]
-fn a_round_ends_by_the_clock() {
-    let mut pair = pair(Duration::from_micros(101));
-    assert_eq!(write(&mut pair, 60), [48, 60]);
-    assert_eq!(pair.a.device.counter(Counter::Stalls), 0);
+fn a_visit_ends_by_the_clock() {
+    for (step, messages, is_late) in [(50, 128, false), (101, 96, true), (201, 64, true)] {
+        let clock = TestClock::new();
+        let slow = SlowClock(clock, AtomicU64::new(step * 1000));
+        let clock: Arc<dyn Clock> = Arc::new(slow);
+        let mut budget = Budget::default();
+        budget.stopwatch.begin(&clock);
+        let given = budget.begin(u32::MAX, true);
+        while !budget.is_over() {
+            budget.spend(8);
+        }
+        assert_eq!(given - budget.left(), messages, "{step} us between two looks");
+        assert_eq!(budget.is_round_over(), is_late);
+        assert_eq!(budget.stopwatch.take_stall(), None);
+    }
 }
 
 /// Nothing changes for rounds that are as short as they should be.
