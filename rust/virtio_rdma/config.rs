@@ -35,6 +35,7 @@ pub(crate) const FEATURES: &[c_uint] = &[
     bindings::VIRTIO_RDMA_F_PAGE_LEVELS,
     bindings::VIRTIO_RDMA_F_VLAN,
     bindings::VIRTIO_RDMA_F_CQ_MODERATION,
+    bindings::VIRTIO_RDMA_F_PAGE_SIZES,
 ];
 
 /// The most SGEs of a work request that the driver lays out buffers for.
@@ -107,6 +108,8 @@ pub(crate) struct Config {
     pub(crate) page_levels: bool,
     /// Page sizes, bit n for 2^n bytes.
     pub(crate) page_size_cap: u64,
+    /// With `VIRTIO_RDMA_F_PAGE_SIZES`, the sizes of pages that page tables of MRs may list.
+    pub(crate) mr_page_sizes: Option<u64>,
     /// Number of QPs.
     pub(crate) max_qp: u32,
     /// Work requests of one queue; with virtqueues, clamped to their sizes when these are known.
@@ -223,6 +226,9 @@ impl Config {
             }),
             page_levels,
             page_size_cap,
+            mr_page_sizes: dev
+                .has_feature(bindings::VIRTIO_RDMA_F_PAGE_SIZES)
+                .then_some(page_size_cap & !(PAGE_SIZE as u64 - 1)),
             max_qp: by_path!(max_qp: ring_max_qp),
             max_qp_wr: by_path!(max_qp_wr: ring_max_qp_wr),
             device_cap_flags: field!(dev, device_cap_flags: u64),
@@ -317,7 +323,7 @@ impl Config {
                 return Err(EINVAL);
             }
         }
-        if self.page_size_cap & 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT == 0 {
+        if self.page_size_cap & PAGE_SIZE as u64 == 0 {
             dev_err!(dev.as_ref(), "the device has no pages of 4 KiB\n");
             return Err(EINVAL);
         }

@@ -68,6 +68,8 @@ pub(crate) struct Mr {
     lkey: u32,
     rkey: u32,
     user: Option<Pin<KBox<Mutex<User>>>>,
+    /// The binary logarithm of the size of a page of what a program registered, to be shown without the lock.
+    page_shift: Atomic<u32>,
     fast: Option<FastReg>,
 }
 
@@ -95,6 +97,7 @@ impl Mr {
             lkey: u32::from_le(reply.lkey),
             rkey: u32::from_le(reply.rkey),
             user: None,
+            page_shift: Atomic::new(bindings::VIRTIO_RDMA_PAGE_SHIFT),
             fast: None,
         }
     }
@@ -110,15 +113,17 @@ impl Mr {
         region: Region,
         table: PageTable,
     ) -> Result<Self> {
-        let request = user_request(pd, memory, Some(&table))?;
+        let request = user_request(pd, memory, Some((&region, &table)))?;
         // The memory of the lock is allocated first, so that nothing fails once the device has the MR.
         let place = KBox::new_uninit(GFP_KERNEL)?;
         let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
+        let page_shift = Atomic::new(region.page_shift().into());
         let user = User {
             memory: *memory,
             region,
         };
         Ok(Self {
+            page_shift,
             user: Some(place.write_pin_init(new_mutex!(user))?),
             ..Self::new(pd.hca(), &reply)
         })
@@ -212,9 +217,7 @@ fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTa
     if memory.length == 0 {
         return Ok((Region::empty(dev.data()), PageTable::empty(dev.data())));
     }
-    take(dev.data(), memory, || {
-        Region::pin(dev, memory.start, memory.length, memory.access)
-    })
+    take(dev.data(), memory, || Region::pin_for_mr(dev, memory))
 }
 
 /// Returns the address by which work requests name the first byte.
@@ -234,8 +237,11 @@ fn iova(memory: &ib::UserMemory) -> u64 {
 fn user_request(
     pd: &ib::Pd<Hca>,
     memory: &ib::UserMemory,
-    table: Option<&PageTable>,
+    pages: Option<(&Region, &PageTable)>,
 ) -> Result<bindings::virtio_rdma_cmd_reg_user_mr> {
+    let table = pages.map(|(_, table)| table);
+    let page_shift = pages.map_or(0, |(region, _)| region.page_shift());
+    let sizes = pd.hca().config().mr_page_sizes;
     Ok(bindings::virtio_rdma_cmd_reg_user_mr {
         pdn: pd.number().to_le(),
         access_flags: check_access(pd.hca(), memory.access & !ZERO_BASED)?.to_le(),
@@ -244,7 +250,9 @@ fn user_request(
         virt_addr: iova(memory).to_le(),
         pages: table.map_or(0, PageTable::addr).to_le(),
         npages: table.map_or(0, PageTable::npages).to_le(),
-        levels: table.map_or(0, PageTable::levels).to_le(),
+        levels: table.map_or(0, PageTable::levels),
+        page_shift: sizes.map_or(0, |_| page_shift),
+        reserved_2e: [0; 2],
     })
 }
 
@@ -272,7 +280,12 @@ impl ib::MemoryRegion<Hca> for Mr {
     ) -> Result<Self> {
         let attach = || Region::attach(dev, fd, memory);
         let (region, table) = take(dev.data(), memory, attach)?;
-        Self::register(pd, memory, region, table)
+        // The pages are counted from the IOVA. `start` is an offset in the dma-buf.
+        let memory = ib::UserMemory {
+            start: memory.virt_addr,
+            ..*memory
+        };
+        Self::register(pd, &memory, region, table)
     }
 
     fn rereg_user(
@@ -314,8 +327,9 @@ impl ib::MemoryRegion<Hca> for Mr {
             self.hca.execute::<cmd::ReregMr>(&request)?;
         } else {
             let (region, table) = pin(dev, &after)?;
-            request.mr = user_request(pd, &after, Some(&table))?;
+            request.mr = user_request(pd, &after, Some((&region, &table)))?;
             let (_, region) = region.give::<cmd::ReregMr>(table, &request)?;
+            self.page_shift.store(region.page_shift().into(), Relaxed);
             user.region = region;
         }
         user.memory = after;
@@ -395,7 +409,11 @@ impl ib::MemoryRegion<Hca> for Mr {
     }
 
     fn details(&self, details: &mut ib::Details<'_>) -> Result {
-        details.put(c"mrn", self.mrn)
+        details.put(c"mrn", self.mrn)?;
+        if self.user.is_some() {
+            details.put(c"page_shift", self.page_shift.load(Relaxed))?;
+        }
+        Ok(())
     }
 }
 

@@ -52,6 +52,20 @@ impl Region {
         })
     }
 
+    /// Pins memory of the current process for an MR, whose page table may list larger pages. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Umem::pin`].
+    pub(crate) fn pin_for_mr(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<Self> {
+        let mut umem = Umem::pin(dev, memory.start, memory.length, memory.access)?;
+        umem.choose_block(dev.data().config().mr_page_sizes, memory.start)?;
+        Ok(Self {
+            hca: dev.data().clone(),
+            memory: Some(Memory::Program(umem)),
+        })
+    }
+
     /// Returns a region of no bytes.
     pub(crate) fn empty(hca: &Arc<Hca>) -> Self {
         Self {
@@ -60,7 +74,7 @@ impl Region {
         }
     }
 
-    /// Attaches to memory behind a dma-buf of the current process. May sleep.
+    /// Attaches to memory behind a dma-buf of the current process, for an MR. May sleep.
     ///
     /// # Errors
     ///
@@ -70,7 +84,7 @@ impl Region {
         fd: c_int,
         memory: &ib::UserMemory,
     ) -> Result<Self> {
-        let umem = Umem::attach(dev, fd, memory)?;
+        let umem = Umem::attach(dev, fd, memory, dev.data().config().mr_page_sizes)?;
         Ok(Self {
             hca: dev.data().clone(),
             memory: Some(Memory::DmaBuf(umem)),
@@ -104,6 +118,14 @@ impl Region {
             // The head of a ring is in the first page.
             Some(Memory::Program(umem)) => umem.load(offset).unwrap_or(0),
             _ => 0,
+        }
+    }
+
+    /// Returns the binary logarithm of the bytes of a page of its page table.
+    pub(crate) fn page_shift(&self) -> u8 {
+        match &self.memory {
+            Some(Memory::Program(umem) | Memory::DmaBuf(umem)) => umem.block_shift(),
+            _ => bindings::VIRTIO_RDMA_PAGE_SHIFT as u8,
         }
     }
 
@@ -250,7 +272,7 @@ pub(crate) struct PageTable {
     lists: KVVec<Buffer>,
     addr: u64,
     npages: u32,
-    levels: u32,
+    levels: u8,
 }
 
 impl PageTable {
@@ -342,7 +364,7 @@ impl PageTable {
     }
 
     /// Returns the number of levels of lists above the table.
-    pub(crate) fn levels(&self) -> u32 {
+    pub(crate) fn levels(&self) -> u8 {
         self.levels
     }
 

@@ -19,16 +19,20 @@ use kernel::{
     prelude::*, //
 };
 
-/// The size of the blocks that memory is listed in.
+/// The size of the blocks that any memory can be listed in.
 const BLOCK: c_ulong = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 
 /// A `struct ib_umem`: memory of a program, or of a dma-buf, pinned and mapped for the device.
-pub(crate) struct Umem(NonNull<bindings::ib_umem>);
+pub(crate) struct Umem {
+    raw: NonNull<bindings::ib_umem>,
+    /// The size of the blocks that it is listed in, a power of two.
+    block: c_ulong,
+}
 
 // SAFETY: A `struct ib_umem` may be released from any thread: it holds a reference to the address
 // space that it accounts to.
 unsafe impl Send for Umem {}
-// SAFETY: The structure is not changed after it was made.
+// SAFETY: The structure is changed by nobody who has no exclusive reference.
 unsafe impl Sync for Umem {}
 
 impl Umem {
@@ -55,11 +59,14 @@ impl Umem {
                 access as c_int,
             )
         })?;
-        Ok(Self(NonNull::new(raw).ok_or(EINVAL)?))
+        Ok(Self {
+            raw: NonNull::new(raw).ok_or(EINVAL)?,
+            block: BLOCK,
+        })
     }
 
     /// Attaches to a range of the dma-buf behind a descriptor of the current process: `memory.start`
-    /// is its offset there. May sleep.
+    /// is its offset there. It is listed in the largest blocks of `sizes` that fit, or in blocks of 4 KiB. May sleep.
     ///
     /// The exporter keeps the memory where it is until this is dropped. An exporter that wants to move or to remove
     /// its memory refuses to pin it.
@@ -72,6 +79,7 @@ impl Umem {
         dev: &ib::Device<D>,
         fd: c_int,
         memory: &ib::UserMemory,
+        sizes: Option<u64>,
     ) -> Result<Self> {
         // SAFETY: The device is valid, and outlives its MRs.
         let raw = from_err_ptr(unsafe {
@@ -83,16 +91,31 @@ impl Umem {
                 memory.access as c_int,
             )
         })?;
-        // SAFETY: `raw` is not an error pointer, so it is valid.
-        let umem = Self(NonNull::new(unsafe { &raw mut (*raw).umem }).ok_or(EINVAL)?);
+        let mut umem = Self {
+            // SAFETY: `raw` is not an error pointer, so it is valid.
+            raw: NonNull::new(unsafe { &raw mut (*raw).umem }).ok_or(EINVAL)?,
+            block: BLOCK,
+        };
+        umem.choose_block(sizes, memory.virt_addr)?;
+        Ok(umem)
+    }
+
+    /// Lists the memory in the largest blocks of `sizes`, a mask with bit n for 2^n bytes, in which the first byte
+    /// has the offset that `address` has; with `None`, in blocks of 4 KiB.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the first byte has that offset in no block.
+    pub(crate) fn choose_block(&mut self, sizes: Option<u64>, address: u64) -> Result {
+        let sizes = sizes.map_or(BLOCK, |sizes| sizes as c_ulong);
         // The function sets the IOVA, and the blocks are counted from it.
-        // SAFETY: The memory is valid, and nobody else has it yet.
-        let block =
-            unsafe { bindings::ib_umem_find_best_pgsz(umem.0.as_ptr(), BLOCK, memory.virt_addr) };
-        if block != BLOCK {
+        // SAFETY: The memory is valid, and nobody else uses it: `self` is borrowed exclusively.
+        let block = unsafe { bindings::ib_umem_find_best_pgsz(self.raw.as_ptr(), sizes, address) };
+        if block == 0 {
             return Err(EINVAL);
         }
-        Ok(umem)
+        self.block = block;
+        Ok(())
     }
 
     /// Writes the 32 bits at `offset`, a multiple of 4 in the first page, of a program's memory that was
@@ -107,7 +130,7 @@ impl Umem {
         }
         // SAFETY: The memory is valid; the function checks the offset.
         let stored =
-            unsafe { bindings::virtio_rdma_umem_store(self.0.as_ptr(), offset, value.to_le()) };
+            unsafe { bindings::virtio_rdma_umem_store(self.raw.as_ptr(), offset, value.to_le()) };
         stored.then_some(()).ok_or(EINVAL)
     }
 
@@ -124,14 +147,19 @@ impl Umem {
         let mut value = 0;
         // SAFETY: The memory is valid; the function checks the offset.
         let loaded =
-            unsafe { bindings::virtio_rdma_umem_load(self.0.as_ptr(), offset, &raw mut value) };
+            unsafe { bindings::virtio_rdma_umem_load(self.raw.as_ptr(), offset, &raw mut value) };
         loaded.then_some(u32::from_le(value)).ok_or(EINVAL)
     }
 
-    /// Returns how many blocks of 4 KiB the memory touches.
+    /// Returns the binary logarithm of the bytes of a block.
+    pub(crate) fn block_shift(&self) -> u8 {
+        self.block.trailing_zeros() as u8
+    }
+
+    /// Returns how many blocks the memory touches.
     pub(crate) fn num_blocks(&self) -> usize {
         // SAFETY: The memory is valid.
-        unsafe { bindings::virtio_rdma_umem_num_blocks(self.0.as_ptr(), BLOCK) }
+        unsafe { bindings::virtio_rdma_umem_num_blocks(self.raw.as_ptr(), self.block) }
     }
 
     /// Returns the addresses of the blocks, as the device sees them.
@@ -139,7 +167,11 @@ impl Umem {
         let mut iter = MaybeUninit::uninit();
         // SAFETY: The memory is valid, and the function zeroes the iterator and sets it up.
         let iter = unsafe {
-            bindings::virtio_rdma_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), BLOCK);
+            bindings::virtio_rdma_block_iter_start(
+                iter.as_mut_ptr(),
+                self.raw.as_ptr(),
+                self.block,
+            );
             iter.assume_init()
         };
         Blocks {
@@ -152,7 +184,7 @@ impl Umem {
 impl Drop for Umem {
     fn drop(&mut self) {
         // SAFETY: The memory is valid, and this is its only owner.
-        unsafe { bindings::ib_umem_release(self.0.as_ptr()) };
+        unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };
     }
 }
 

@@ -20,7 +20,7 @@
 
 #define VIRTIO_RDMA_DEVICE_ID		42
 
-/* Page tables list pages of 4 KiB. */
+/* Page tables list pages of 4 KiB, those of MRs larger ones with VIRTIO_RDMA_F_PAGE_SIZES. */
 #define VIRTIO_RDMA_PAGE_SHIFT		12
 
 /* Most levels of lists above the page table proper. */
@@ -76,6 +76,8 @@
 #define VIRTIO_RDMA_F_VLAN		13
 /* Completion events are held back: MODIFY_CQ; only with VIRTIO_RDMA_F_RINGS. */
 #define VIRTIO_RDMA_F_CQ_MODERATION	14
+/* Page tables of MRs may list larger pages: virtio_rdma_cmd_reg_user_mr.page_shift */
+#define VIRTIO_RDMA_F_PAGE_SIZES	15
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -114,8 +116,8 @@ enum virtio_rdma_atomic_cap {
  * @vendor_part_id: part number given by the vendor
  * @hw_ver: version of the device
  * @max_mr_size: largest memory region, in bytes
- * @page_size_cap: mask of page sizes of a fast registration, bit n for 2^n bytes;
- *	bit 12 is set
+ * @page_size_cap: mask of page sizes of a fast registration, and with
+ *	VIRTIO_RDMA_F_PAGE_SIZES of other MRs, bit n for 2^n bytes; bit 12 is set
  * @max_qp: number of QPs; M in the numbering of virtqueues
  * @max_qp_wr: most outstanding work requests of one send or receive queue
  * @device_cap_flags: VIRTIO_RDMA_CAP_*
@@ -427,19 +429,22 @@ struct virtio_rdma_rsp_map_mr_sg {
  * struct virtio_rdma_cmd_reg_user_mr - register pinned memory
  * @pdn: the PD
  * @access_flags: VIRTIO_RDMA_ACCESS_*
- * @start: address of the first byte in the program; its offset within a 4 KiB
- *	page is the offset of the first byte within the first page
+ * @start: address of the first byte in the program; its offset within a page is
+ *	the offset of the first byte within the first page
  * @length: bytes
  * @virt_addr: address by which work requests name the first byte (IOVA)
  * @pages: address of the page table: @npages times a __le64 page address, in
  *	one contiguous block that the device reads before it replies
- * @npages: entries of the page table; the pages of 4 KiB that
- *	[@start, @start + @length) touches, 0 for no bytes
+ * @npages: entries of the page table; the pages that [@start, @start + @length)
+ *	touches, 0 for no bytes
  * @levels: with VIRTIO_RDMA_F_PAGE_LEVELS, how many levels of lists there are
  *	above the page table, at most VIRTIO_RDMA_MAX_PAGE_LEVELS. Each cuts
  *	what is below it into pages of 512 entries and lists the addresses of
  *	these in order; @pages is the address of the highest, in one contiguous
  *	block. Reserved without the bit.
+ * @page_shift: with VIRTIO_RDMA_F_PAGE_SIZES, the binary logarithm of the bytes
+ *	of a page: a bit of config.page_size_cap. Reserved without the bit: a
+ *	page has 4 KiB.
  */
 struct virtio_rdma_cmd_reg_user_mr {
 	__le32 pdn;
@@ -449,7 +454,9 @@ struct virtio_rdma_cmd_reg_user_mr {
 	__le64 virt_addr;
 	__le64 pages;
 	__le32 npages;
-	__le32 levels;
+	__u8   levels;
+	__u8   page_shift;
+	__u8   reserved_2e[2];
 };
 
 /* What REREG_MR replaces */

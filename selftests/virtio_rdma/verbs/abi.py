@@ -48,6 +48,7 @@ F_XRC = 11
 F_PAGE_LEVELS = 12
 F_VLAN = 13
 F_CQ_MODERATION = 14
+F_PAGE_SIZES = 15
 CAP_BAD_PKEY_CNTR = 0x2
 CAP_BAD_QKEY_CNTR = 0x4
 CAP_CHANGE_PHY_PORT = 0x20
@@ -308,8 +309,8 @@ RspMr = struct(mrn=u32, lkey=u32, rkey=u32)
 CmdCreateMr = struct(pdn=u32, access_flags=u32, max_num_sg=u32)
 CmdMapMrSg = struct(mrn=u32, npages=u32, start=u64, length=u64, pages=u64)
 RspMapMrSg = struct(npages=u32)
-CmdRegUserMr = struct(pdn=u32, access_flags=u32, start=u64, length=u64, virt_addr=u64, pages=u64, npages=u32,
-                      levels=u32)
+CmdRegUserMr = struct(pdn=u32, access_flags=u32, start=u64, length=u64, virt_addr=u64, pages=u64, npages=u32, levels=u8,
+                      page_shift=u8, reserved_2e=u8 * 2)
 CmdReregMr = struct(mrn=u32, flags=u32, mr=CmdRegUserMr)
 CmdDeregMr = struct(mrn=u32)
 CmdAllocMw = struct(pdn=u32, type=u8, reserved_05=u8 * 3)

@@ -11,7 +11,7 @@ import time
 
 import abi
 import ktap
-from rc import ALL_ACCESS, MR, SGE, Pair, complete, e, fails_with, open_device
+from rc import ALL_ACCESS, MR, SGE, Pair, complete, e, fails_with, open_device, rdma
 
 DEVICE = open_device()
 GIB = 1 << 30
@@ -19,7 +19,9 @@ SIZE = 5 * GIB + 4096
 # Bytes of the file that is mapped over and over where there is less memory than SIZE. 4 GiB are no
 # multiple of it: a place that was cut to 32 bits is in another page of the file.
 FILE_SIZE = 25013 * mmap.PAGESIZE
-HUGE_PAGE = 2 << 20
+SMALL_SHIFT = 12
+HUGE_SHIFT = 21
+HUGE_PAGE = 1 << HUGE_SHIFT
 HUGE_SIZE = 16 * HUGE_PAGE
 # How much memory a guest has besides a region of SIZE.
 REST = GIB // 2
@@ -82,13 +84,23 @@ def places(rng, size):
         yield rng.randrange(4 * GIB if size > 5 * GIB else 0, size - length), length
 
 
-def check(rng, start, size, what):
-    """Registers `size` bytes at `start`, and moves data from and to them."""
+def page_shift(size):
+    """Returns the binary logarithm of the bytes of the pages that the driver lists for the region of `size` bytes."""
+    (shift,) = [entry["drv_page_shift"] for entry in rdma("-dd", "resource", "show", "mr") if entry["mrlen"] == size]
+    return shift
+
+
+def check(rng, start, size, what, shifts=range(SMALL_SHIFT, 64)):
+    """Registers `size` bytes at `start`, and moves data from and to them. The driver lists them in pages of 2^n bytes,
+    with n in `shifts`."""
     with Pair(DEVICE) as pair:
         before = time.monotonic()
         region = MR(pair.b.pd, size, ALL_ACCESS, address=start)
         pair.b.mrs.append(region)
         print(f"# {what}: {(time.monotonic() - before) * GIB / size * 1000:.0f} ms a GiB", flush=True)
+        if not DEVICE.is_rxe:
+            shift = page_shift(size)
+            assert shift in (shifts if DEVICE.has_feature(abi.F_PAGE_SIZES) else [SMALL_SHIFT]), f"pages of 2^{shift}"
         local = pair.a.memory(20000)
         for offset, length in places(rng, size):
             new = rng.randbytes(length)
@@ -111,10 +123,10 @@ def check(rng, start, size, what):
         complete(pair.a.send_cq, 1, REFUSED)
 
 
-def check_and_unmap(rng, start, size, what):
+def check_and_unmap(rng, start, size, what, **pages):
     """Checks a region over mapped memory, and unmaps it."""
     try:
-        check(rng, start, size, what)
+        check(rng, start, size, what, **pages)
     finally:
         LIBC.munmap(start, size)
 
@@ -125,7 +137,8 @@ def file_over_and_over(rng):
     start = map_file(SIZE)
     try:
         for size in (4 * GIB, 4 * GIB + mmap.PAGESIZE, SIZE):
-            check(rng, start, size, f"{size:#x} bytes, the same pages of 4 KiB over and over")
+            # No page of 8 KiB begins at an even place of the file each time.
+            check(rng, start, size, f"{size:#x} bytes, the same pages of 4 KiB over and over", shifts=[SMALL_SHIFT])
     finally:
         LIBC.munmap(start, SIZE)
 
@@ -167,7 +180,7 @@ def huge_pages(rng):
     """Memory in huge pages of hugetlbfs."""
     with reserved(HUGE_SIZE // HUGE_PAGE):
         start = map_memory(HUGE_SIZE, PRIVATE | MAP_HUGETLB)
-        check_and_unmap(rng, start, HUGE_SIZE, "huge pages")
+        check_and_unmap(rng, start, HUGE_SIZE, "huge pages", shifts=range(HUGE_SHIFT, 64))
 
 
 def transparent_huge_pages(rng):

@@ -10,8 +10,8 @@ use abi::{
     virtio_rdma_rsp_create_pd, virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr, virtio_rdma_sge,
     virtio_rdma_sq_wqe, VIRTIO_RDMA_CMD_CREATE_CQ, VIRTIO_RDMA_CMD_CREATE_PD,
     VIRTIO_RDMA_CMD_CREATE_QP, VIRTIO_RDMA_CMD_CREATE_RING_CQ, VIRTIO_RDMA_CMD_CREATE_RING_QP,
-    VIRTIO_RDMA_CMD_MODIFY_QP, VIRTIO_RDMA_CMD_REG_USER_MR, VIRTIO_RDMA_QPS_INIT,
-    VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS,
+    VIRTIO_RDMA_CMD_MODIFY_QP, VIRTIO_RDMA_CMD_REG_USER_MR, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS,
 };
 use engine::Gid;
 use zerocopy::{FromZeros, IntoBytes};
@@ -31,6 +31,8 @@ pub fn reg_mr(guest: &mut Guest, pdn: u32, range: Range<u64>, access: u32) -> u3
         pages: guest.place(pages.as_bytes()),
         npages: pages.len() as u32,
         levels: 0,
+        page_shift: VIRTIO_RDMA_PAGE_SHIFT as u8,
+        reserved_2e: [0; 2],
     };
     let mr: virtio_rdma_rsp_mr =
         command(&guest.device, VIRTIO_RDMA_CMD_REG_USER_MR, &request).expect("a good region");

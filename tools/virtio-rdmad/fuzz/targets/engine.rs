@@ -417,6 +417,8 @@ impl World {
             pages: self.a.place(pages.as_bytes()),
             npages: count as u32,
             levels: 0,
+            page_shift: program.pick(&[12, 13, 16, 21, 31, 0, 11, 32]),
+            reserved_2e: [0; 2],
         };
         request.as_bytes().to_vec()
     }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use abi::{
     VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_CQ_MODERATION,
     VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW,
-    VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
-    VIRTIO_RDMA_F_VLAN, VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_VLAN, VIRTIO_RDMA_F_XRC,
 };
 
 /// The agreed bits. They change only while the device is not started; any thread may ask.
@@ -88,6 +88,11 @@ impl Features {
     /// Returns whether page tables may have levels.
     pub fn has_page_levels(&self) -> bool {
         self.has(VIRTIO_RDMA_F_PAGE_LEVELS)
+    }
+
+    /// Returns whether page tables of regions may list pages larger than 4 KiB.
+    pub fn has_page_sizes(&self) -> bool {
+        self.has(VIRTIO_RDMA_F_PAGE_SIZES)
     }
 
     /// Returns whether there is multicast.

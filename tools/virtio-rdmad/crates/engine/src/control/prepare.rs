@@ -18,8 +18,8 @@ use super::status::Status;
 use crate::base::budget::{cost, Budget};
 use crate::base::features::Features;
 use crate::memory::mr::{Backing, Map, Resolving};
-use crate::memory::page_list::{touched, Range, PAGE_SIZE};
-use crate::memory::page_table::Reader;
+use crate::memory::page_list::{page_size, touched, Range, PAGE_SIZE};
+use crate::memory::page_table::{Reader, Shape};
 use crate::queue::cq_ring::MovingCq;
 use crate::queue::srq::MovingSrq;
 use crate::transport::hca::Hca;
@@ -202,15 +202,19 @@ impl PreparedMemory {
     }
 }
 
-/// Returns how many levels the page table of a request has; the field is reserved without the feature.
-fn page_levels(features: &Features, request: &virtio_rdma_cmd_reg_user_mr) -> Result<u32, Status> {
-    if !features.has_page_levels() {
-        return Ok(0);
+/// Returns the shape of the page table of a request. Without its feature, a field is reserved.
+fn shape(features: &Features, request: &virtio_rdma_cmd_reg_user_mr) -> Result<Shape, Status> {
+    let mut shape = Shape::FLAT;
+    if features.has_page_levels() {
+        shape.levels = request.levels.into();
     }
-    if request.levels > VIRTIO_RDMA_MAX_PAGE_LEVELS {
+    if features.has_page_sizes() {
+        shape.page_size = page_size(request.page_shift).ok_or(Status::Invalid)?;
+    }
+    if shape.levels > VIRTIO_RDMA_MAX_PAGE_LEVELS {
         return Err(Status::Invalid);
     }
-    Ok(request.levels)
+    Ok(shape)
 }
 
 /// Begins with the page table of REG_USER_MR and REREG_MR, once what they say of the memory is checked.
@@ -219,19 +223,19 @@ pub(crate) fn memory(
     objects: &Objects,
     request: &virtio_rdma_cmd_reg_user_mr,
 ) -> Result<PreparedMemory, Status> {
-    let levels = page_levels(&hca.features, request)?;
-    let (offset, length) = (request.start % PAGE_SIZE, request.length);
+    let shape = shape(&hca.features, request)?;
+    let (offset, length) = (request.start % shape.page_size, request.length);
     let valid = length <= hca.limits.max_mr_size
         && request.virt_addr.checked_add(length).is_some()
-        && touched(request.start, length, PAGE_SIZE) == request.npages.into();
+        && touched(request.start, length, shape.page_size) == request.npages.into();
     if !valid {
         return Err(Status::Invalid);
     }
     let room = objects.room(&hca.limits);
     let pages = request.npages.into();
-    let table = Reader::new(request.pages, levels, pages, room);
+    let table = Reader::new(request.pages, shape, pages, room);
     Ok(PreparedMemory {
-        table: Some((table, [offset, length, pages * PAGE_SIZE])),
+        table: Some((table, [offset, length, pages * shape.page_size])),
         write: request.access_flags & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0,
         room,
         backing: Backing::Dma,
@@ -257,7 +261,7 @@ pub(crate) fn rings(
     if usize::try_from(needed).map_or(true, |count| count > room) {
         return Err(Status::NoResource);
     }
-    Ok(PreparedRings::new(Reader::new(region.pages, 0, needed, room)))
+    Ok(PreparedRings::new(Reader::new(region.pages, Shape::FLAT, needed, room)))
 }
 
 /// Returns the pages of a region that holds `len` bytes, which were found before.

@@ -117,7 +117,7 @@ fn read_page_list(
     for addr in &*table {
         let is_page = addr % page_size == 0 && addr.checked_add(page_size).is_some();
         let page = Range { addr: *addr, len: page_size };
-        if !is_page || !list.push_range(page, MAX_FAST_REG_PAGES) {
+        if !is_page || !list.push(page, MAX_FAST_REG_PAGES) {
             return None;
         }
     }

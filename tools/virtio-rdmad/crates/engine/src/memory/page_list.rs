@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::image::{require, Wrong};
 
-/// Bytes of a page in a page table.
+/// Bytes of a page of rings, and the least that a page of an MR has.
 pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;
 
-/// Page sizes of a fast registration, bit n for 2^n bytes: 4 KiB to 2 GiB.
+/// Sizes of the pages of MRs, bit n for 2^n bytes: 4 KiB to 2 GiB.
 pub(crate) const PAGE_SIZES: u64 = 0xffff_f000;
 
 /// Returns the bytes of a page of which `shift` is the binary logarithm, if there are pages of that
@@ -80,13 +80,8 @@ impl PageList {
         self.ranges.into()
     }
 
-    /// Appends a page; `false` if there would be more than `room` ranges.
-    pub fn push(&mut self, page: u64, room: usize) -> bool {
-        self.push_range(Range { addr: page, len: PAGE_SIZE }, room)
-    }
-
     /// Appends a page of any size; `false` if there would be more than `room` ranges.
-    pub fn push_range(&mut self, page: Range, room: usize) -> bool {
+    pub fn push(&mut self, page: Range, room: usize) -> bool {
         if let Some(last) = self.ranges.last_mut() {
             if last.addr.checked_add(last.len) == Some(page.addr) {
                 last.len += page.len;
@@ -120,10 +115,11 @@ mod tests {
     #[test]
     fn pages_coalesce_and_are_cut() {
         let mut list = PageList::default();
-        for page in [0x1000, 0x2000, 0x5000, 0x3000] {
-            assert!(list.push(page, 3));
+        let page = |addr| Range { addr, len: PAGE_SIZE };
+        for addr in [0x1000, 0x2000, 0x5000, 0x3000] {
+            assert!(list.push(page(addr), 3));
         }
-        assert!(!list.push(0x9000, 3));
+        assert!(!list.push(page(0x9000), 3));
         let ranges = list.cut(0x10, 0x3000, 4 * PAGE_SIZE);
         assert_eq!(
             ranges[..],

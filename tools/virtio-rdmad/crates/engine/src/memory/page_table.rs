@@ -6,7 +6,7 @@ use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
 use super::mr::ResolveError;
-use super::page_list::{PageList, PAGE_SIZE};
+use super::page_list::{PageList, Range, PAGE_SIZE};
 use crate::base::budget::Budget;
 
 /// Bytes of an entry.
@@ -16,6 +16,20 @@ const ENTRIES: usize = (PAGE_SIZE / ENTRY) as usize;
 /// What reading an entry costs, in bytes that are copied in the same time.
 const COST: u64 = 4 * ENTRY;
 
+/// The shape of a page table.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// How many levels of lists there are above the table.
+    pub levels: u32,
+    /// Bytes of a page, a power of two.
+    pub page_size: u64,
+}
+
+impl Shape {
+    /// A table of pages of 4 KiB, in one block.
+    pub const FLAT: Self = Self { levels: 0, page_size: PAGE_SIZE };
+}
+
 /// A page table that is being read, a page of entries after the other.
 ///
 /// Nothing of the guest's memory is kept from one part to the next: each address that leads to a
@@ -24,6 +38,8 @@ pub(crate) struct Reader {
     /// The highest list, or the table itself.
     addr: u64,
     levels: u32,
+    /// Bytes of a page.
+    page_size: u64,
     /// Entries of the table.
     count: u64,
     /// How many of them were read.
@@ -35,12 +51,12 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Begins with the table of `count` entries at `addr`, under so many levels of lists; `room` is
-    /// how many ranges its pages may make up.
-    pub fn new(addr: u64, levels: u32, count: u64, room: usize) -> Self {
+    /// Begins with the table of `count` entries at `addr`; `room` is how many ranges its pages may make up.
+    pub fn new(addr: u64, shape: Shape, count: u64, room: usize) -> Self {
+        let Shape { levels, page_size } = shape;
         let is_aligned = addr % ENTRY == 0;
         let found = if is_aligned { Ok(PageList::default()) } else { Err(ResolveError::Malformed) };
-        Self { addr, levels, count, done: 0, room, found }
+        Self { addr, levels, page_size, count, done: 0, room, found }
     }
 
     /// Goes on until the budget is exhausted; whether it has come to an end.
@@ -83,13 +99,13 @@ impl Reader {
         memory.read(addr, entries.as_mut_bytes()).map_err(|_| ResolveError::Fault)?;
         let Ok(list) = &mut self.found else { return Ok(()) };
         for page in &*entries {
-            if page % PAGE_SIZE != 0 {
+            if page % self.page_size != 0 {
                 return Err(ResolveError::Malformed);
             }
-            if page.checked_add(PAGE_SIZE).is_none() {
+            if page.checked_add(self.page_size).is_none() {
                 return Err(ResolveError::Fault);
             }
-            if !list.push(*page, self.room) {
+            if !list.push(Range { addr: *page, len: self.page_size }, self.room) {
                 return Err(ResolveError::TooManyExtents);
             }
         }

@@ -176,6 +176,7 @@ fn a_large_region_comes_and_goes_in_steps() {
         let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
         (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
         (request.pages, request.npages) = (region.pages, region.npages);
+        request.page_shift = PAGE_SHIFT;
         let work = |guest: &Guest| guest.device.counter(Counter::Work);
         let before = work(&guest);
         let mr: virtio_rdma_rsp_mr = guest.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
@@ -259,6 +260,7 @@ impl Much {
         let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
         (request.pdn, request.access_flags, request.length) = (pdn, ALL, 40_000 * PAGE);
         (request.pages, request.npages) = (region.pages, region.npages);
+        request.page_shift = PAGE_SHIFT;
         guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
         let data = guest.reg_mr(pdn, DATA, 0x4000, ALL).lkey;
         let gid = guest.gid;
@@ -463,6 +465,7 @@ fn begin_region(guest: &mut Guest, pdn: u32, count: u64) -> u64 {
     let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
     (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
     (request.pages, request.npages) = (region.pages, region.npages);
+    request.page_shift = PAGE_SHIFT;
     let bytes = [&[VIRTIO_RDMA_CMD_REG_USER_MR as u8], request.as_bytes()].concat();
     let (at, reply) = (47 << 20, (47 << 20) + PAGE);
     guest.memory.write(at, &bytes).unwrap();
@@ -508,6 +511,7 @@ fn a_region_whose_last_page_is_none_goes_in_steps() {
         let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
         (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
         (request.pages, request.npages) = (region.pages, region.npages);
+        request.page_shift = PAGE_SHIFT;
         let found = |guest: &Guest| guest.device.counter(Counter::Work);
         let before = found(&guest);
         let result = guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request);

@@ -227,6 +227,7 @@ fn page_tables_are_checked() {
     assert_eq!(guest.reg_pages(3, DATA, 9, ALL, &[DATA]).err(), Some(3));
     let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
     (request.pdn, request.length, request.npages) = (pdn, 0x1000, 1);
+    request.page_shift = PAGE_SHIFT;
     let end = 32 << 20;
     for (pages, status) in
         [(u64::MAX - 7, fault), (1 << 40, fault), (end, fault), (end - 4, invalid), (1, invalid)]

@@ -28,6 +28,8 @@ use crate::{
 const MEMORY: u64 = 32 << 20;
 /// The address at which the data of tests begins.
 pub const DATA: u64 = 8 << 20;
+/// The binary logarithm of the bytes of the smallest page.
+pub const PAGE_SHIFT: u8 = VIRTIO_RDMA_PAGE_SHIFT as u8;
 /// The address and the length of a region that a test can take away from a guest.
 pub const EXTRA: (u64, u64) = (1 << 41, 0x4000);
 /// The number of entries of every ring.
@@ -829,6 +831,8 @@ impl Guest {
             pages: table,
             npages: pages.len() as u32,
             levels: 0,
+            page_shift: PAGE_SHIFT,
+            reserved_2e: [0; 2],
         };
         self.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request)
     }
@@ -857,7 +861,7 @@ impl Guest {
             pages: list,
             iova,
             length,
-            page_shift: VIRTIO_RDMA_PAGE_SHIFT as u8,
+            page_shift: PAGE_SHIFT,
             ..WrReg::new_zeroed()
         }
     }

@@ -220,6 +220,8 @@ fn a_command_under_way_is_carried_out_once() {
         pages: table,
         npages: 900,
         levels: 0,
+        page_shift: PAGE_SHIFT,
+        reserved_2e: [0; 2],
     };
     let reply = guest.begin_command(VIRTIO_RDMA_CMD_REG_USER_MR, &request);
     let mut turns = 0;

@@ -22,7 +22,7 @@ const GIB: u64 = 1 << 30;
 const IOVA: u64 = 0x7000_0000_0000;
 
 /// Writes a page table with `levels` levels of lists above it. Returns the address of the highest list.
-fn write_table(memory: &GuestMemory, at: u64, levels: u32, pages: &[u64]) -> u64 {
+fn write_table(memory: &GuestMemory, at: u64, levels: u8, pages: &[u64]) -> u64 {
     let mut at = at;
     let mut entries = pages.to_vec();
     for _ in 0..levels {
@@ -39,7 +39,7 @@ fn write_table(memory: &GuestMemory, at: u64, levels: u32, pages: &[u64]) -> u64
 }
 
 /// Returns a request for this number of whole pages.
-fn request(pdn: u32, pages: u64, levels: u32, npages: u64) -> virtio_rdma_cmd_reg_user_mr {
+fn request(pdn: u32, pages: u64, levels: u8, npages: u64) -> virtio_rdma_cmd_reg_user_mr {
     virtio_rdma_cmd_reg_user_mr {
         pdn,
         access_flags: ALL,
@@ -49,6 +49,8 @@ fn request(pdn: u32, pages: u64, levels: u32, npages: u64) -> virtio_rdma_cmd_re
         pages,
         npages: npages as u32,
         levels,
+        page_shift: PAGE_SHIFT,
+        reserved_2e: [0; 2],
     }
 }
 
@@ -84,7 +86,7 @@ fn access(pair: &mut Pair, opcode: u32, key: u32, offset: u64) -> u32 {
 
 #[test]
 fn a_table_with_levels_says_what_a_flat_one_says() {
-    for levels in 0..=VIRTIO_RDMA_MAX_PAGE_LEVELS {
+    for levels in 0..=VIRTIO_RDMA_MAX_PAGE_LEVELS as u8 {
         let mut pair = pair(32 << 20);
         // No two pages are contiguous.
         let pages: Vec<u64> = (0..600).rev().map(|page| DATA + page * 2 * PAGE).collect();
@@ -143,7 +145,7 @@ fn tables_that_cannot_be() {
     };
     let end = 32 << 20;
     refused(TABLES, 4, 1, INVALID);
-    refused(TABLES, u32::MAX, 1, INVALID);
+    refused(TABLES, u8::MAX, 1, INVALID);
     for levels in 1..=3 {
         refused(end, levels, 1, FAULT);
         refused(u64::MAX - 7, levels, 1, FAULT);
@@ -206,8 +208,103 @@ fn levels_are_reserved_without_the_bit() {
     guest.start_with(guest.device.features() & !bits);
     let pdn = guest.create_pd();
     let table = write_table(&guest.memory, TABLES, 0, &[DATA, DATA + PAGE]);
-    for levels in [0, 3, 4, u32::MAX] {
+    for levels in [0, 3, 4, u8::MAX] {
         register(&mut guest, &request(pdn, table, levels, 2)).unwrap();
+    }
+}
+
+/// Returns a request for bytes of pages of 2^`shift` bytes, the first at `offset` in the first page.
+fn request_of(
+    pdn: u32,
+    pages: u64,
+    shift: u8,
+    offset: u64,
+    length: u64,
+) -> virtio_rdma_cmd_reg_user_mr {
+    let mut request = request(pdn, pages, 0, (offset + length).div_ceil(1 << shift));
+    (request.page_shift, request.start, request.length) = (shift, IOVA + offset, length);
+    request
+}
+
+#[test]
+fn larger_pages() {
+    // Bytes of a page, the first byte in the first page, and the bytes after the last one in the last page.
+    for (shift, first, after) in
+        [(13, 0, 0), (16, 5, 1), (16, 0xffff, 0x8000), (21, 0x1000, 7), (22, 0, 0x3f_ffff)]
+    {
+        let mut pair = pair(GIB);
+        let (size, pdn) = (1_u64 << shift, pair.ends[1].pdn);
+        // No two pages are contiguous, and the order is not that of the addresses.
+        let pages: Vec<u64> = (0..9).rev().map(|page| (64 << 20) + page * 2 * size).collect();
+        let table = write_table(&pair.b.memory, TABLES, 0, &pages);
+        let length = 9 * size - first - after;
+        let request = request_of(pdn, table, shift, first, length);
+        let mr = register(&mut pair.b, &request).unwrap();
+        let write = VIRTIO_RDMA_WR_RDMA_WRITE;
+        // The first bytes, bytes on both sides of a border, and the last ones.
+        for (seed, offset) in [(1, 0), (2, 3 * size - first - 32), (3, length - 64)] {
+            let data = pair.a.fill(DATA, 64, seed);
+            assert_eq!(access(&mut pair, write, mr.rkey, offset), OK);
+            let found: Vec<u8> = (offset + first..offset + first + 64)
+                .flat_map(|at| pair.b.bytes(pages[(at / size) as usize] + at % size, 1))
+                .collect();
+            assert_eq!(found, data, "pages of {size:#x} bytes, offset {offset:#x}");
+        }
+        assert_ne!(access(&mut pair, write, mr.rkey, length - 63), OK);
+    }
+}
+
+#[test]
+fn a_larger_page_need_not_be_all_memory() {
+    let mut pair = pair(32 << 20);
+    let (pdn, guest) = (pair.ends[1].pdn, &mut pair.b);
+    let table = write_table(&guest.memory, TABLES, 0, &[0]);
+    // A page of 64 MiB: the first half of it is memory of the guest.
+    let mut request = request_of(pdn, table, 26, 8 << 20, 24 << 20);
+    register(guest, &request).unwrap();
+    request.length += 1;
+    assert_eq!(register(guest, &request).map(|mr| mr.mrn), Err(FAULT));
+}
+
+#[test]
+fn larger_pages_that_cannot_be() {
+    let mut pair = pair(32 << 20);
+    let (pdn, guest) = (pair.ends[1].pdn, &mut pair.b);
+    let mut refused = |shift: u8, pages: u64, npages: u32, entry: u64, status| {
+        let table = write_table(&guest.memory, TABLES, 0, &[entry; 8]);
+        let mut request = request_of(pdn, table, 12, 0, 0x1000);
+        (request.page_shift, request.npages, request.length) = (shift, npages, pages << 12);
+        let result = register(guest, &request).map(|mr| mr.mrn);
+        assert_eq!(result, Err(status), "2^{shift}: {npages} pages for {pages}, at {entry:#x}");
+    };
+    for shift in [0, 1, 11, 32, 63, 64, 128, u8::MAX] {
+        refused(shift, 1, 1, 0, INVALID);
+    }
+    // As many pages as there are of 4 KiB, one too few and one too many.
+    refused(16, 32, 32, 0, INVALID);
+    refused(16, 32, 1, 0, INVALID);
+    refused(16, 32, 3, 0, INVALID);
+    // Addresses of pages of another size, and some that the size takes beyond the last address.
+    refused(16, 1, 1, 0x1000, INVALID);
+    refused(31, 1, 1, 1 << 30, INVALID);
+    refused(16, 1, 1, !0xffff, FAULT);
+    refused(31, 1, 1, !0x7fff_ffff, FAULT);
+    refused(31, 1, 1, 1 << 31, FAULT);
+}
+
+#[test]
+fn page_sizes_are_reserved_without_the_bit() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    guest.device.reset();
+    let bits = 1 << VIRTIO_RDMA_F_RINGS | 1 << VIRTIO_RDMA_F_PAGE_SIZES;
+    guest.start_with(guest.device.features() & !bits);
+    let pdn = guest.create_pd();
+    let table = write_table(&guest.memory, TABLES, 0, &[DATA, DATA + PAGE]);
+    for shift in [0, 11, 12, 16, u8::MAX] {
+        let request =
+            virtio_rdma_cmd_reg_user_mr { page_shift: shift, ..request(pdn, table, 0, 2) };
+        register(&mut guest, &request).unwrap();
     }
 }
 

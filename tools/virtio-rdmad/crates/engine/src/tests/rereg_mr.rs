@@ -32,6 +32,7 @@ impl Rereg {
         request.mr.length = 0x1000 * self.pages.len() as u64;
         request.mr.virt_addr = 0x10_0000;
         (request.mr.pages, request.mr.npages) = (table.pages, table.npages);
+        request.mr.page_shift = PAGE_SHIFT;
         guest.command(VIRTIO_RDMA_CMD_REREG_MR, &request)
     }
 }
