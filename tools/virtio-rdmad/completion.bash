@@ -43,6 +43,10 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W 'on off' -- "$cur")
 		return
 		;;
+	--withhold)
+		mapfile -t COMPREPLY < <(compgen -W 'page-sizes' -- "$cur")
+		return
+		;;
 	--log)
 		mapfile -t COMPREPLY < <(compgen -W 'error warn info debug trace' -- "$cur")
 		return
@@ -73,7 +77,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
-	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --forget-unreadable --log --help --version'
+	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --withhold --forget-unreadable --log --help --version'
 	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -8,37 +8,39 @@ from virtio_rdma.common import BUILD, Failure
 from virtio_rdma.guests.supervised import SOON, Supervised
 
 # What the supervisor starts: the program that a file names. It cannot start while there is another file.
-PROGRAM = """#!/bin/sh
+PROGRAM = """#!/bin/bash
 [ ! -e {directory}/fails ] || set -- "$@" --guest name=x,vhost-user=/nowhere/x
-exec "$(cat {directory}/binary)" "$@"
+mapfile -t command <{directory}/command
+exec "${{command[@]}}" "$@"
 """
 
 
 class Upgraded(Supervised):
     """Guests whose device's process is one of several programs."""
 
-    binary = os.path.join(BUILD, "virtio-rdmad")
+    # The program, and options of it: an earlier one can take over the guests of this one.
+    command = [os.path.join(BUILD, "virtio-rdmad"), "--withhold", "page-sizes"]
 
     def device_command(self):
         program = os.path.join(self.dir, "program")
         with open(program, "w", encoding="ascii") as file:
             file.write(PROGRAM.format(directory=self.dir))
         os.chmod(program, 0o755)
-        self.choose(self.binary)
+        self.choose(self.command)
         command = super().device_command()
         at = command.index("supervise") + 1
         return [*command[:at], "--program", program, *command[at:]]
 
-    def choose(self, binary):
-        """Has the next process be this program."""
-        path = os.path.join(self.dir, "binary")
+    def choose(self, command):
+        """Has the next process be this program, with these options."""
+        path = os.path.join(self.dir, "command")
         with open(path + ".new", "w", encoding="ascii") as file:
-            file.write(binary)
+            file.write("".join(f"{word}\n" for word in command))
         os.rename(path + ".new", path)
 
-    def change(self, binary):
+    def change(self, command):
         """Replaces the process by one of this program, and waits until that is ready."""
-        self.choose(binary)
+        self.choose(command)
         self.restart()
 
     def failures(self):

@@ -205,11 +205,11 @@ class TestUpgrade:
         earlier = request.config.option.earlier
         if not earlier:
             pytest.skip("this checkout does not have the revision that tools/test/earlier.revision names")
-        current = network.binary
+        current = network.command
         before = [identity(guest) for guest in network.guests]
-        for binary, name in ((earlier, "the earlier version"), (current, "this version"), (earlier, "the earlier one"),
-                             (current, "this one again")):
-            network.change(binary)
+        for command, name in (([earlier], "the earlier version"), (current, "this version"),
+                              ([earlier], "the earlier one"), (current[:1], "this one, which withholds nothing")):
+            network.change(command)
             network.wait_recovered()
             for guest, names in zip(network.guests, before):
                 wait_until(lambda guest=guest, names=names: identity(guest) == names)

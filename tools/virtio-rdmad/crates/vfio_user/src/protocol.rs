@@ -723,7 +723,7 @@ fn registers_of(backend: &dyn Backend, interrupts: &Arc<Interrupts>) -> Result<R
         return Err(Error::protocol(ProtocolError::Queues(count)));
     }
     let sizes: Vec<u16> = (0..count).map(|queue| backend.queue_max_size(queue)).collect();
-    Ok(Registers::new(backend.features(), &sizes, interrupts))
+    Ok(Registers::new(backend.offered(), &sizes, interrupts))
 }
 
 /// Logs why a region is not mapped, and returns the fault.

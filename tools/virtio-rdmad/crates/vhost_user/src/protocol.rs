@@ -193,7 +193,7 @@ impl Protocol for VhostUser {
 
     fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
         let count = backend.queue_count().min(crate::MAX_QUEUES);
-        if self.vrings.len() != count.into() || self.features & !offered(backend) != 0 {
+        if self.vrings.len() != count.into() || self.features & !with_own(backend.features()) != 0 {
             return Err(ResumeError::Device);
         }
         self.needs_reset();
@@ -310,7 +310,7 @@ impl VhostUser {
         }
         self.note(change_of(header.request));
         match header.request {
-            request::GET_FEATURES => return Ok(Answer::of(&offered(backend))),
+            request::GET_FEATURES => return Ok(Answer::of(&with_own(backend.offered()))),
             request::SET_FEATURES => self.set_features(parse(payload)?, backend)?,
             request::GET_PROTOCOL_FEATURES => return Ok(Answer::of(&PROTOCOL_FEATURES)),
             request::SET_PROTOCOL_FEATURES => self.set_protocol_features(parse(payload)?)?,
@@ -340,7 +340,8 @@ impl VhostUser {
     }
 
     fn set_features(&mut self, features: u64, backend: &mut dyn Backend) -> Result<(), Fault> {
-        if features & !offered(backend) != 0 {
+        // A front end may know the features that an earlier process has offered.
+        if features & !with_own(backend.features()) != 0 {
             return Err(Fault::Features);
         }
         if self.is_paused() && features != self.features {
@@ -666,8 +667,8 @@ fn places(layout: &Layout) -> [u64; 3] {
 /// The event index is not offered: an armed CQ that has CQEs already would not signal the next one.
 /// Indirect descriptors are not: no chain of this device has more than two. A driver that declines a bit
 /// while it validates makes user-mode Linux forget that it negotiated protocol features.
-fn offered(backend: &dyn Backend) -> u64 {
-    backend.features() | F_VERSION_1 | F_PROTOCOL_FEATURES
+fn with_own(features: u64) -> u64 {
+    features | F_VERSION_1 | F_PROTOCOL_FEATURES
 }
 
 /// Returns whether the answer to a request has a payload of its own.

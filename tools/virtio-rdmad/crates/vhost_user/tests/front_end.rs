@@ -28,6 +28,8 @@ struct Device {
     thawed: Vec<QueueSetup>,
     thaws: usize,
     features: u64,
+    /// The features that it has and does not offer.
+    withheld: u64,
     /// The memory that the device last got.
     memory: Option<GuestMemory>,
     /// The queues of a device that has failed, and where they go on.
@@ -41,6 +43,9 @@ struct Device {
 impl Backend for Device {
     fn features(&self) -> u64 {
         3
+    }
+    fn offered(&self) -> u64 {
+        self.features() & !self.withheld
     }
     fn set_features(&mut self, features: u64) {
         assert_eq!(features & !self.features(), 1 << 30 & features | 1 << 32 & features);
@@ -260,6 +265,18 @@ fn features_and_configuration() {
         assert_eq!(front.ask(24, &config(offset, size), &[], 0), Some(Vec::new()));
     }
     assert_eq!(front.server.protocol().faults().get(Fault::ConfigBounds), 3);
+}
+
+/// A process that does not offer a feature goes on with a front end that has it from another process.
+#[test]
+fn features_that_are_not_offered_are_served() {
+    let mut front = FrontEnd::negotiated();
+    let state = front.server.protocol().state();
+    front.succeed(state).unwrap();
+    front.device.withheld = 2;
+    front.server.fail(&mut front.device).unwrap();
+    assert_eq!(front.u64(1), 1 | 1 << 30 | 1 << 32);
+    assert_eq!(front.ack(2, &(3_u64 | 1 << 30 | 1 << 32).to_ne_bytes(), &[]), 0);
 }
 
 #[test]

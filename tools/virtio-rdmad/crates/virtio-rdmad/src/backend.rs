@@ -94,6 +94,10 @@ impl Backend for GuestBackend {
         self.device.features()
     }
 
+    fn offered(&self) -> u64 {
+        self.features() & !self.guest.withheld
+    }
+
     fn set_features(&mut self, features: u64) {
         self.device.settle();
         let rings = features & 1 << abi::VIRTIO_RDMA_F_RINGS != 0;

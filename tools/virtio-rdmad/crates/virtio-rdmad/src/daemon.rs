@@ -127,6 +127,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let guests =
         Guests::new(fabrics.collect(), of_networks.collect(), workers.clone(), events.clone());
     let mut guests = guests.map_err(Error::from)?;
+    guests.withhold(options.withhold.iter().fold(0, |bits, feature| bits | feature.bit()));
     if let Some(keeper) = &keeper {
         guests.keep(keeper.clone(), inherited.next);
     }

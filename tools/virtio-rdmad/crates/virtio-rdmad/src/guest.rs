@@ -111,6 +111,8 @@ pub struct Guest {
     pub index: u32,
     /// Its device.
     pub device: Arc<Device>,
+    /// The feature bits of the device that its driver is not offered.
+    pub withheld: u64,
     /// Who serves it. A guest is served from when its VMM connects until it disconnects.
     pub link: Arc<Link>,
     /// Whether its driver, if it has started the device, agreed on rings.

@@ -123,6 +123,8 @@ pub struct Guests {
     descriptors: u64,
     /// The regions of memory that all guests may have.
     regions: Arc<Pool>,
+    /// The feature bits that no guest is offered.
+    withheld: u64,
 }
 
 /// Keeps guests for a later process.
@@ -192,7 +194,13 @@ impl Guests {
             keeper,
             descriptors,
             regions: pool_for(descriptors),
+            withheld: 0,
         })
+    }
+
+    /// Does not offer these feature bits to the guests that come.
+    pub fn withhold(&mut self, features: u64) {
+        self.withheld = features;
     }
 
     /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
@@ -355,6 +363,7 @@ impl Guests {
             origin,
             index,
             device,
+            withheld: self.withheld,
             link,
             rings,
             work,

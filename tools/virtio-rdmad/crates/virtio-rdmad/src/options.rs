@@ -184,6 +184,15 @@ pub struct Options {
     #[arg(long, value_name = "UID:GID")]
     pub user: Option<User>,
 
+    /// A feature that guests are not offered; the only one is page-sizes.
+    ///
+    /// A version of virtio-rdmad that does not know a feature cannot take over a guest whose driver uses it. Without
+    /// the feature it can. This concerns the VMMs that connect to this process.
+    ///
+    /// page-sizes: the driver lists memory regions in pages larger than 4 KiB.
+    #[arg(long, value_name = "FEATURE", value_enum, hide_possible_values = true)]
+    pub withhold: Vec<Feature>,
+
     /// Go without the guests that an earlier process has served and of which this one cannot read what is left.
     ///
     /// Their VMMs are disconnected. Without this option virtio-rdmad does not start then, so that the version that
@@ -425,6 +434,13 @@ pub struct MetricsOptions {
     pub control: PathBuf,
 }
 
+/// A feature that a version of virtio-rdmad has brought which guests of an earlier one do not have.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Feature {
+    /// `VIRTIO_RDMA_F_PAGE_SIZES`.
+    PageSizes,
+}
+
 /// The protocol by which a guest's VMM attaches the device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Transport {
@@ -432,6 +448,15 @@ pub enum Transport {
     VfioUser,
     /// vhost-user.
     VhostUser,
+}
+
+impl Feature {
+    /// Returns its bit.
+    pub fn bit(self) -> u64 {
+        match self {
+            Self::PageSizes => 1 << abi::VIRTIO_RDMA_F_PAGE_SIZES,
+        }
+    }
 }
 
 impl Transport {

@@ -236,6 +236,18 @@ fn a_front_end_finds_the_device() {
 }
 
 #[test]
+fn a_feature_is_withheld() {
+    let offered = |daemon: &Daemon| {
+        let mut socket = connect(&daemon.path("a"));
+        u64::from_ne_bytes(vhost_user(&mut socket, 1, &[]).try_into().unwrap())
+    };
+    let [all, rest] = [("offered", &[][..]), ("withheld", &["--withhold", "page-sizes"][..])]
+        .map(|(test, options)| offered(&Daemon::start_with(test, options, &["name=a,vhost-user"])));
+    assert_eq!(all & !rest, 1 << 15, "VIRTIO_RDMA_F_PAGE_SIZES");
+    assert_eq!(rest & !all, 0);
+}
+
+#[test]
 fn connections_come_and_go() {
     let mut daemon = Daemon::start("again");
     for _ in 0..3 {

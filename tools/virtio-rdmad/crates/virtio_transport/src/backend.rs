@@ -25,8 +25,14 @@ pub struct QueueSetup {
 
 /// A virtio device, as its transport sees it. Nothing here may wait for a guest or a VMM.
 pub trait Backend {
-    /// Returns the device-specific feature bits that the device offers; the transport adds its own.
+    /// Returns the device-specific feature bits that the device has; the transport adds its own.
     fn features(&self) -> u64;
+
+    /// Returns those of [`Self::features`] that a driver is offered. A driver to which another process has offered the
+    /// others may use them.
+    fn offered(&self) -> u64 {
+        self.features()
+    }
 
     /// Takes the feature bits that the driver has agreed on, before the first queue starts. A reset that is not done
     /// comes to its end before.
