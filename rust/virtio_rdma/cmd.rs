@@ -26,7 +26,10 @@ use crate::{
     },
     wire::Nothing, //
 };
-use core::time::Duration;
+use core::{
+    mem,
+    time::Duration, //
+};
 use kernel::{
     device, new_condvar, new_mutex,
     prelude::*,
@@ -210,8 +213,8 @@ const PATIENCE: u32 = 16;
 /// notice.
 const LIVENESS: Duration = Duration::from_secs(1);
 
-/// How long a command waits whose memory cannot be mapped, before it tries once more.
-const UNMAPPED: Delta = Delta::from_millis(10);
+/// How long a command waits whose memory cannot be mapped, before it is tried once more.
+pub(crate) const UNMAPPED: Delta = Delta::from_millis(10);
 
 /// After how long such a command fails.
 const MAPPING: Delta = Delta::from_secs(5);
@@ -276,6 +279,8 @@ struct Inner {
     queue: Option<Queue>,
     slots: [State; MAX_SLOTS as usize],
     notifies: KVec<Notify>,
+    /// Whether requests for notification wait because their memory could not be mapped.
+    unmapped: bool,
     /// Callers that look for their replies.
     pollers: u32,
     /// Callers that sleep until the interrupt. It is off while there are pollers and no sleepers.
@@ -333,6 +338,7 @@ impl ControlQueue {
             queue: None,
             slots: [State::Idle; MAX_SLOTS as usize],
             notifies,
+            unmapped: false,
             pollers: 0,
             sleepers: 0,
         };
@@ -639,7 +645,10 @@ impl ControlQueue {
     }
 
     /// Asks the device to signal CQ `cqn`, with `VIRTIO_RDMA_NOTIFY_*`. Any context.
-    pub(crate) fn notify(&self, cqn: u32, flags: u32) {
+    ///
+    /// Returns whether requests wait because their memory cannot be mapped. The caller has
+    /// [`ControlQueue::send_unmapped`] called soon if they do.
+    pub(crate) fn notify(&self, cqn: u32, flags: u32) -> bool {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
 
@@ -647,6 +656,25 @@ impl ControlQueue {
             entry.wanted |= flags;
             inner.send_notify(cqn);
         }
+        inner.unmapped
+    }
+
+    /// Returns whether requests for notification wait because their memory could not be mapped. Any context.
+    pub(crate) fn has_unmapped(&self) -> bool {
+        self.inner.lock().unmapped
+    }
+
+    /// Sends the requests for notification whose memory could not be mapped. Returns whether some wait still. Any
+    /// context.
+    pub(crate) fn send_unmapped(&self) -> bool {
+        let mut inner = self.inner.lock();
+
+        if mem::take(&mut inner.unmapped) {
+            for cqn in 0..inner.notifies.len() as u32 {
+                inner.send_notify(cqn);
+            }
+        }
+        inner.unmapped
     }
 
     /// Forgets what was asked for CQ `cqn` and not sent yet.
@@ -717,15 +745,19 @@ impl Inner {
         let opcode = bindings::virtio_rdma_cmd_VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ as u8;
 
         // The ring has room for one request of each CQ. Adding it fails if the queue is broken, which the next command
-        // reports, or if its memory cannot be mapped: it is sent then with what is asked for this CQ next.
+        // reports, or if its memory cannot be mapped.
         let token = MAX_SLOTS + cqn;
-        let written = queue
+        let added = queue
             .exchange(token)
-            .and_then(|exchange| exchange.set_request(opcode, request.as_bytes()));
-        if written.and_then(|()| queue.add_exchange(token)).is_ok() {
-            entry.sent = true;
-            entry.wanted = 0;
-            queue.kick();
+            .and_then(|exchange| exchange.set_request(opcode, request.as_bytes()))
+            .and_then(|()| queue.add_exchange(token));
+        match added {
+            Ok(()) => {
+                entry.sent = true;
+                entry.wanted = 0;
+                queue.kick();
+            }
+            Err(error) => self.unmapped |= error == ENOMEM,
         }
     }
 

@@ -235,7 +235,7 @@ impl State {
     }
 
     /// Tells the device that there is room again, after CQEs were taken.
-    fn taken(&mut self, hca: &Hca, cqn: u32) {
+    fn taken(&mut self, hca: &Arc<Hca>, cqn: u32) {
         match &mut self.queue {
             Queue::Virtqueue(queue) => {
                 queue.release();
@@ -243,7 +243,7 @@ impl State {
                 // drops it if the ring is empty, but the device takes the CQ for disarmed, so the
                 // CQ is armed again.
                 if self.armed != 0 {
-                    hca.control().notify(cqn, self.armed);
+                    hca.notify(cqn, self.armed);
                 }
             }
             Queue::Ring(ring) => ring.release(),
@@ -513,7 +513,7 @@ impl ib::CompletionQueue<Hca> for Cq {
             let armed = state.armed;
             return match &mut state.queue {
                 Queue::Virtqueue(queue) => {
-                    self.hca.control().notify(self.cqn, armed);
+                    self.hca.notify(self.cqn, armed);
                     report_missed && queue.has_completions()
                 }
                 Queue::Ring(ring) => {

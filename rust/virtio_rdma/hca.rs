@@ -424,6 +424,21 @@ impl Hca {
         if self.control.interrupt(&self.stats).is_err() {
             self.fail("the control queue broke");
         }
+        self.attend_unmapped();
+    }
+
+    /// Has the requests for notification whose memory could not be mapped sent soon. Any context.
+    fn attend_unmapped(self: &Arc<Self>) {
+        if self.control.has_unmapped() {
+            self.attend();
+        }
+    }
+
+    /// Asks the device to signal CQ `cqn`, with `VIRTIO_RDMA_NOTIFY_*`. Any context.
+    pub(crate) fn notify(self: &Arc<Self>, cqn: u32, flags: u32) {
+        if self.control.notify(cqn, flags) {
+            self.attend();
+        }
     }
 
     /// Sends the doorbells that wait for a buffer. Called by the interrupt.
@@ -679,9 +694,12 @@ impl Hca {
     ///
     /// The error behind the status of the reply, or `EIO`.
     pub(crate) fn execute<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result<C::Reply> {
-        self.control.execute::<C>(&self.stats, request, |failed| {
+        let result = self.control.execute::<C>(&self.stats, request, |failed| {
             self.command_failed(C::NAME, &failed);
-        })
+        });
+        // The caller may have taken requests for notification that the device returned, and sent others.
+        self.attend_unmapped();
+        result
     }
 
     /// Returns the error for a consumer whose object cannot be created.

@@ -8,6 +8,7 @@
 
 use crate::{
     bindings,
+    cmd,
     config::Role,
     event,
     hca::{
@@ -24,6 +25,7 @@ use crate::{
 };
 use kernel::{
     sync::Arc,
+    time::delay::fsleep,
     workqueue::WorkItem, //
 };
 
@@ -201,7 +203,7 @@ impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
     /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service, and reports what happened to the
-    /// port. If the device has failed, ends the waiting for commands, and has it reset; once it was, lets the
+    /// port. Sends requests for notification that wait. If the device has failed, ends the waiting for commands, and has it reset; once it was, lets the
     /// consumers of armed CQs poll, so that they find their work requests flushed, or a ring that is closed.
     fn run(this: Arc<Self>) {
         if this.needs_reset() {
@@ -222,6 +224,9 @@ impl WorkItem for Hca {
             if let Some(recovery) = this.take_recovery() {
                 recovery.recover();
             }
+        } else if this.control().send_unmapped() {
+            fsleep(cmd::UNMAPPED);
+            this.attend();
         }
     }
 }
