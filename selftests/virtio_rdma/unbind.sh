@@ -75,6 +75,22 @@ reset_of_nobody()
 	bind && usable
 }
 
+# reset_while_unbound: the function is reset over and over while the driver goes and comes, so that resets begin with
+# one binding and end with another or none. The driver cannot be bound while the function is disabled.
+reset_while_unbound()
+{
+	FUNCTION=$(pci_function) || return
+	while :; do echo 1 2>/dev/null >"$FUNCTION/reset"; done &
+	resets=$!
+	for round in $(rounds 10); do
+		unbind && until bind 2>/dev/null; do :; done
+	done
+	kill $resets
+	wait $resets 2>/dev/null
+	[ -e "$DRIVER/$VIRTIO" ] || bind
+	reset_function && usable
+}
+
 reset_beneath_traffic()
 {
 	before && traffic_start && reset_beneath && traffic_ended && is_back
@@ -108,7 +124,7 @@ late_pd()
 }
 
 ktap_print_header
-ktap_set_plan 11
+ktap_set_plan 12
 ktap_test_result "usable" usable
 ktap_test_result "unbind_loop" unbind_loop
 ktap_test_result "unbind_under_traffic" unbind_under_traffic
@@ -124,7 +140,7 @@ for name in vectors_reach_all remove_loop remove_under_traffic reset_beneath_tra
 		ktap_test_skip "$name # no PCI device"
 	fi
 done
-for name in reset_loop reset_under_traffic reset_of_nobody; do
+for name in reset_loop reset_under_traffic reset_of_nobody reset_while_unbound; do
 	if can_reset_function; then
 		ktap_test_result "$name" "$name"
 	else
