@@ -48,7 +48,7 @@ KERNEL_STRUCTURES = """
     reg_mr reg_mr_resp rereg_mr rereg_mr_resp alloc_mw alloc_mw_resp dealloc_mw create_cq create_cq_resp ex_create_cq
     ex_create_cq_resp resize_cq resize_cq_resp poll_cq poll_cq_resp wc destroy_cq destroy_cq_resp create_qp
     create_qp_resp ex_create_qp ex_create_qp_resp qp_dest modify_qp ex_modify_qp ex_modify_qp_resp destroy_qp
-    destroy_qp_resp send_wr recv_wr post_send post_send_resp create_srq create_xsrq create_srq_resp modify_srq
+    destroy_qp_resp sge send_wr recv_wr post_send post_send_resp create_srq create_xsrq create_srq_resp modify_srq
     destroy_srq destroy_srq_resp open_xrcd open_xrcd_resp close_xrcd query_device_resp odp_caps rss_caps tm_caps
     cq_moderation_caps ex_query_device ex_query_device_resp ioctl_hdr attr qp_cap"""
 # Values, by how their names begin.
@@ -57,7 +57,7 @@ KERNEL_VALUES = {
         GET_CONTEXT QUERY_DEVICE ALLOC_PD CREATE_AH REG_MR REREG_MR ALLOC_MW DEALLOC_MW CREATE_CQ RESIZE_CQ DESTROY_CQ
         POLL_CQ CREATE_QP MODIFY_QP DESTROY_QP POST_SEND POST_RECV CREATE_SRQ MODIFY_SRQ DESTROY_SRQ POST_SRQ_RECV
         OPEN_XRCD CLOSE_XRCD CREATE_XSRQ FLAG_EXTENDED""",
-    "IB_UVERBS_": "SRQT_BASIC SRQT_XRC WR_SEND",
+    "IB_UVERBS_": "SRQT_BASIC SRQT_XRC WR_RDMA_WRITE WR_SEND",
     "UVERBS_OBJECT_": "DEVICE CQ QP SRQ MR",
     "UVERBS_METHOD_": "INVOKE_WRITE CQ_CREATE QP_CREATE SRQ_CREATE REG_MR",
     "UVERBS_ATTR_": """

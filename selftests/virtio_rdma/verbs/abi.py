@@ -436,6 +436,7 @@ IB_USER_VERBS_CMD_CREATE_XSRQ = 39
 IB_USER_VERBS_CMD_FLAG_EXTENDED = 0x80000000
 IB_UVERBS_SRQT_BASIC = 0
 IB_UVERBS_SRQT_XRC = 1
+IB_UVERBS_WR_RDMA_WRITE = 0
 IB_UVERBS_WR_SEND = 2
 UVERBS_OBJECT_DEVICE = 0
 UVERBS_OBJECT_CQ = 3
@@ -541,6 +542,7 @@ IbUverbsExModifyQp = struct(base=IbUverbsModifyQp, rate_limit=u32, reserved=u32)
 IbUverbsExModifyQpResp = struct(comp_mask=u32, response_length=u32)
 IbUverbsDestroyQp = struct(response=u64, qp_handle=u32, reserved=u32)
 IbUverbsDestroyQpResp = struct(events_reported=u32)
+IbUverbsSge = struct(addr=u64, length=u32, lkey=u32)
 IbUverbsSendWr = struct(wr_id=u64, num_sge=u32, opcode=u32, send_flags=u32, ex=union(imm_data=be32,
                         invalidate_rkey=u32), wr=union(rdma=struct(remote_addr=u64, rkey=u32, reserved=u32),
                         atomic=struct(remote_addr=u64, compare_add=u64, swap=u64, rkey=u32, reserved=u32),

@@ -8,16 +8,21 @@ import errno
 import os
 import struct
 
+import abi
 import ktap
-from rc import (ALL_ACCESS, CQ, MR, PD, QP, SGE, SIGNALED, Endpoint, Pair, PyverbsError, QPCap,
+import uverbs
+from rc import (ALL_ACCESS, CQ, MR, PD, PORT, QP, SGE, SIGNALED, Endpoint, Pair, PyverbsError, QPCap,
                 QPInitAttr, complete, e, empty, fails_with, open_device, pointer, poll, remote, sge,
                 status_name)
+from rings import CQ_HEAD, CqRing, QpRings
 
 DEVICE = open_device()
 WRITE, READ, SEND = e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ, e.IBV_WR_SEND
 CAS, FAA = e.IBV_WR_ATOMIC_CMP_AND_SWP, e.IBV_WR_ATOMIC_FETCH_AND_ADD
 SIZE = 4096
 ADDRESSES = 1 << 64
+# Where kernels are: of x86-64 and arm64, their linear map and their text; of user-mode Linux.
+KERNEL_ADDRESSES = (0xffff888000001000, 0xffffffff81000000, 0xffff000000001000, 0x60001000)
 # struct ibv_mr: context, pd, addr, length, handle, lkey, rkey.
 IBV_MR = struct.Struct("4Q3I4x")
 LIBIBVERBS = ctypes.CDLL("libibverbs.so.1", use_errno=True)
@@ -395,6 +400,50 @@ def too_many_sges(_rng):
         empty(pair.a.send_cq)
 
 
+def inline_data_by_address(_rng):
+    """A program hands the kernel a send with inline data, which no library does, and names memory of the kernel. It is
+    refused, nothing is sent, and the QP goes on."""
+    DEVICE.skip_on_rxe("its objects have driver data of their own")
+    verbs = uverbs.Uverbs(DEVICE.name)
+    has_rings = verbs.path == abi.UDATA_PATH_RINGS
+    cq_ring, qp_rings = CqRing(16), QpRings()
+    pd = verbs.alloc_pd()
+    cq, _ = verbs.create_cq(16, cq_ring.request() if has_rings else b"")
+    qp, number, _ = verbs.create_qp(pd, cq, qp_rings.request() if has_rings else b"")
+    gid = bytes.fromhex(DEVICE.context.query_gid(PORT, DEVICE.gid.gid_index).gid.replace(":", ""))
+    verbs.connect(qp, gid, DEVICE.gid.gid_index, number, DEVICE.port.active_mtu)
+    memory = uverbs.zeros(SIZE)
+    at = uverbs.address(memory)
+    _, lkey, rkey = verbs.reg_mr(pd, at, SIZE)
+    for opcode in (abi.IB_UVERBS_WR_SEND, abi.IB_UVERBS_WR_RDMA_WRITE):
+        for start in KERNEL_ADDRESSES:
+            request = abi.IbUverbsSendWr(num_sge=1, opcode=opcode, send_flags=abi.SEND_INLINE | abi.SEND_SIGNALED)
+            request.wr.rdma.remote_addr, request.wr.rdma.rkey = at, rkey
+            fails_with(errno.EOPNOTSUPP if has_rings else errno.EINVAL, verbs.post, uverbs.POST_SEND, qp, [request],
+                       [(start, 8, lkey)])
+    if has_rings:
+        ktap.same_bytes(bytes(cq_ring.memory)[CQ_HEAD:], bytes(len(cq_ring.memory) - CQ_HEAD), "completions")
+    else:
+        goes_on(verbs, qp, cq, (at, 8, lkey))
+    ktap.same_bytes(bytes(memory), bytes(SIZE), "memory")
+    verbs.close()
+    with Pair(DEVICE) as pair:
+        pair.a.post_send(WRITE, [], remote=(0, 0))
+        complete(pair.a.send_cq)
+
+
+def goes_on(verbs, qp, cq, piece):
+    """Sends a message from a piece of memory to itself, by commands. Fails the test if there was another one."""
+    ktap.equal(verbs.poll_cq(cq), 0, "completions")
+    verbs.post(uverbs.POST_RECV, qp, [abi.IbUverbsRecvWr(num_sge=1)], [piece])
+    verbs.post(uverbs.POST_SEND, qp, [abi.IbUverbsSendWr(num_sge=1, opcode=abi.IB_UVERBS_WR_SEND,
+                                                         send_flags=abi.SEND_SIGNALED)], [piece])
+    for _ in range(2):
+        while not verbs.poll_cq(cq):
+            os.sched_yield()
+    ktap.equal(verbs.poll_cq(cq), 0, "completions")
+
+
 def wrong_transitions(_rng):
     """States that cannot follow each other."""
     end = Endpoint(DEVICE)
@@ -538,6 +587,6 @@ ktap.run([unknown_lkey, stale_lkey, lkey_of_another_pd, local_range,
           local_memory_around_the_last_address, memory_without_remote_access, qp_without_remote_access, unaligned_atomic,
           short_receive, receive_into_wrong_memory, rnr_retries_exhausted, rnr_retried,
           retries_exceeded, flush_on_error, reset_and_connect_again, post_in_the_wrong_state,
-          too_many_sges, wrong_transitions, attributes_out_of_range, query_what_was_set,
+          too_many_sges, inline_data_by_address, wrong_transitions, attributes_out_of_range, query_what_was_set,
           limits_of_the_device, bad_memory_registration, region_of_no_bytes, immediate_with_a_bad_key,
           unexpected_psn, one_failing_qp_leaves_others_alone])

@@ -225,13 +225,14 @@ class Uverbs(Commands):
         answer = self.command(abi.IB_USER_VERBS_CMD_POLL_CQ, abi.IbUverbsPollCq(cq_handle=cq, ne=1), answer=size)
         return abi.IbUverbsPollCqResp.from_buffer_copy(answer).count
 
-    def post(self, command, queue, requests):
-        """Sends POST_SEND, POST_RECV or POST_SRQ_RECV for a QP or SRQ with requests that have no SGEs. Without
-        requests it rings the doorbell of a ring."""
+    def post(self, command, queue, requests, sges=()):
+        """Sends POST_SEND, POST_RECV or POST_SRQ_RECV for a QP or SRQ with requests, and the SGEs of all of them: the
+        address, the length and the lkey of each. Without requests it rings the doorbell of a ring."""
         size = ctypes.sizeof(abi.IbUverbsSendWr if command == POST_SEND else abi.IbUverbsRecvWr)
         # The three commands have the same fields, but for the name of the queue's.
-        request = abi.IbUverbsPostSend(qp_handle=queue, wr_count=len(requests), wqe_size=size)
-        self.command(command, request, b"".join(map(bytes, requests)), ctypes.sizeof(abi.IbUverbsPostSendResp))
+        request = abi.IbUverbsPostSend(qp_handle=queue, wr_count=len(requests), sge_count=len(sges), wqe_size=size)
+        body = b"".join([*map(bytes, requests), *(bytes(abi.IbUverbsSge(*sge)) for sge in sges)])
+        self.command(command, request, body, ctypes.sizeof(abi.IbUverbsPostSendResp))
 
 
 def has_rings(device):
