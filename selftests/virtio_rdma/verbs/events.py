@@ -3,13 +3,14 @@
 """Asynchronous events: those of a QP through its life, and those of the port
 when its network interface and its addresses change."""
 
+import errno
 import os
 import select
 import subprocess
 
 import ktap
 from async_events import async_fds
-from rc import Context, Pair, QPAttr, complete, e, empty, open_device, sge
+from rc import PORT, Context, Endpoint, Pair, QPAttr, complete, e, empty, fails_with, open_device, sge
 
 DEVICE = open_device()
 SEND = e.IBV_WR_SEND
@@ -139,4 +140,29 @@ def port_and_gids(_rng):
     context.close()
 
 
-ktap.run([comm_est, sq_drained, port_and_gids])
+def port_down(_rng):
+    """A program that takes a device whatever its port is, as TensorPipe does, is told that the port is down. It makes its
+    objects, cannot connect them, and can once the port is up."""
+    name = netdev()
+    subprocess.run(["ip", "link", "set", name, "down"], check=True)
+    while DEVICE.context.query_port(PORT).state == e.IBV_PORT_ACTIVE:
+        os.sched_yield()
+    try:
+        ktap.equal(DEVICE.context.query_port(PORT).state, e.IBV_PORT_DOWN, "state of the port")
+        ends = [Endpoint(DEVICE) for _ in range(2)]
+        for end in ends:
+            fails_with(errno.ENETUNREACH, end.connect, end.qp.qp_num)
+    finally:
+        subprocess.run(["ip", "link", "set", name, "up"], check=True)
+    while DEVICE.context.query_port(PORT).state != e.IBV_PORT_ACTIVE:
+        os.sched_yield()
+    for end, other in zip(ends, reversed(ends)):
+        end.move(e.IBV_QPS_RESET)
+        end.connect(other.qp.qp_num)
+    ends[0].post_send(e.IBV_WR_RDMA_WRITE, [], remote=(0, 0))
+    complete(ends[0].send_cq)
+    for end in ends:
+        end.close()
+
+
+ktap.run([comm_est, sq_drained, port_and_gids, port_down])

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
 """Programs that are killed in the midst of their traffic, two at a time that are
-connected to each other: nothing of them stays, and the device goes on.
+connected to each other: nothing of them stays, and the device goes on. One whose
+peer is killed is told.
 
 KILLS in the environment is how many are killed in all.
 """
@@ -17,6 +18,7 @@ import traceback
 import ktap
 import rc
 from rc import e, remote, send_wr, sge
+from pyverbs.cq import CQ
 from pyverbs.pd import PD
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 
@@ -27,6 +29,11 @@ SIZE = 4 * mmap.PAGESIZE
 KINDS = (e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ, e.IBV_WR_SEND)
 # Seconds from the first round of traffic to a kill, at most: many rounds, of some 100 us where a guest is fast.
 LONGEST = 0.05
+# What TensorPipe asks for: sends of a QP, CQEs of a CQ and receives of an SRQ that all QPs share.
+SENDS, CQES, SRQ_RECEIVES = 2048, 3072, 1024
+PEER_QPS = 2
+# The first wr_id of sends, behind all of receives.
+SEND_ID = 1 << 32
 ktap.WATCHDOG = max(ktap.WATCHDOG, 6 * KILLS)
 
 
@@ -158,6 +165,81 @@ def killed(rng):
         ktap.equal(rc.rdma("resource", "show"), before, f"objects after {2 * number + 2} kills")
 
 
+class Peer:
+    """A program whose QPs share a CQ and, if there are SRQs, receives without memory, as those of TensorPipe do."""
+
+    def __init__(self, link):
+        """`link`: a connection to the other program."""
+        self.device = device = rc.open_device()
+        self.cqes = min(CQES, device.attr.max_cqe)
+        self.cq, self.pd, self.srq = CQ(device.context, self.cqes), PD(device.context), None
+        if device.attr.max_srq:
+            self.srq = SRQ(self.pd, SrqInitAttr(SrqAttr(max_wr=SRQ_RECEIVES, max_sge=0)))
+            ktap.equal(self.srq.query().max_wr, SRQ_RECEIVES, "max_wr")
+        self.depth = min(SENDS, device.attr.max_qp_wr)
+        self.ends = [rc.Endpoint(device, depth=self.depth, max_sge=1, cq=self.cq, srq=self.srq)
+                     for _ in range(PEER_QPS)]
+        link.send([end.qp.qp_num for end in self.ends])
+        for end, number in zip(self.ends, link.recv()):
+            end.connect(number)
+            for wr_id in range(0 if self.srq else RECEIVES):
+                end.post_recv([], wr_id)
+        for wr_id in range(SRQ_RECEIVES if self.srq else 0):
+            rc.post(self.srq.post_recv, [rc.recv_wr([], wr_id)])
+        # Both are connected before either sends.
+        link.send(None)
+        link.recv()
+
+    def close(self):
+        """Destroys everything."""
+        for thing in (*self.ends, self.srq, self.pd, self.cq, self.device.context):
+            if thing:
+                thing.close()
+
+
+def wait_for_death(link):
+    """Runs a peer that does nothing more until it is killed."""
+    try:
+        _peer = Peer(link)
+        while True:
+            signal.pause()
+    except BaseException:  # pylint: disable=broad-exception-caught
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def survives(_rng):
+    """A program whose peer is killed learns from completions which work requests of which QP have failed, and why. What
+    a failed completion says of its opcode has no meaning."""
+    ours, theirs = multiprocessing.Pipe()
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        wait_for_death(theirs)
+    theirs.close()
+    peer = Peer(ours)
+    for end in peer.ends:
+        end.post_send(e.IBV_WR_SEND, [])
+    rc.complete(peer.cq, PEER_QPS)
+    kill(pid)
+    receives = 0 if peer.srq else RECEIVES
+    sends = min(peer.depth, peer.cqes // PEER_QPS - receives)
+    for end in peer.ends:
+        rc.post(end.qp.post_send, [send_wr(e.IBV_WR_SEND, [], SEND_ID + number) for number in range(sends)])
+    found = {end.qp.qp_num: [] for end in peer.ends}
+    for wc in rc.poll(peer.cq, PEER_QPS * (sends + receives)):
+        found[wc.qp_num].append((wc.wr_id, rc.status_name(wc.status)))
+    for number, completions in found.items():
+        ktap.equal([wc for wc in completions if wc[0] >= SEND_ID],
+                   [(SEND_ID, "RETRY_EXC_ERR"), *((SEND_ID + n, "WR_FLUSH_ERR") for n in range(1, sends))],
+                   f"sends of QP {number:#x}")
+        ktap.equal([wc for wc in completions if wc[0] < SEND_ID], [(n, "WR_FLUSH_ERR") for n in range(receives)],
+                   f"receives of QP {number:#x}")
+    rc.empty(peer.cq)
+    peer.close()
+
+
 def goes_on(_rng):
     """The device serves programs that start later."""
     with rc.Pair(rc.open_device()) as pair:
@@ -170,4 +252,4 @@ def goes_on(_rng):
 if __name__ == "__main__":
     # The victims open the device themselves.
     rc.open_device().context.close()
-    ktap.run([killed, goes_on])
+    ktap.run([killed, survives, goes_on])
