@@ -15,8 +15,13 @@ use crate::{
     kernel_release, //
 };
 use kernel::{
+    alloc::{
+        flags::GFP_NOWAIT,
+        Flags, //
+    },
     device,
     dma::Coherent,
+    page::PAGE_SIZE as PAGE_SIZE_OF_KERNEL,
     prelude::*,
     sync::aref::ARef,
     transmute::{
@@ -62,6 +67,11 @@ impl Device {
     ///
     /// `EINVAL` for a length of 0, `ENOMEM`.
     pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
+        self.alloc_with(len, GFP_KERNEL)
+    }
+
+    /// Does this with other flags.
+    fn alloc_with(&self, len: usize, flags: Flags) -> Result<Buffer> {
         // SAFETY: Whoever called `Device::new` promised to call this only while the device is bound. Buffers are
         // allocated by the virtio driver, between its probe and its end.
         let dev = unsafe { self.0.as_bound() };
@@ -69,7 +79,7 @@ impl Device {
         Ok(Buffer(Coherent::<u64>::zeroed_slice(
             dev,
             len.div_ceil(WORD),
-            GFP_KERNEL,
+            flags,
         )?))
     }
 
@@ -187,35 +197,49 @@ impl Buffer {
 /// Bytes of a page, as page tables list them.
 pub(crate) const PAGE_SIZE: usize = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 
-/// The most bytes that [`Pages`] allocates in one piece, because the kernel may have no large blocks when memory
-/// is fragmented.
-const PIECE: usize = 16 * PAGE_SIZE;
+/// The bytes of a piece of [`Pages`], as a power of two.
+const LARGE: u32 = bindings::VIRTIO_RDMA_PAGE_SHIFT + 4;
+
+/// The bytes of a piece where the kernel has no larger one: a page of the kernel.
+const SMALL: u32 = PAGE_SIZE_OF_KERNEL.trailing_zeros();
 
 /// Coherent memory that the device knows as a list of pages.
 ///
 /// Several threads may use it at a time: what they write to the same bytes mixes word by word, and
 /// harms nothing else.
 pub(crate) struct Pages {
-    /// Blocks of [`PIECE`] bytes each; the last one may be smaller.
+    /// Blocks of one size; the last one may be smaller.
     pieces: KVec<Buffer>,
+    /// The bytes of such a block, as a power of two.
+    shift: u32,
 }
 
 impl Pages {
     /// Allocates `len` bytes, rounded up to whole pages, zeroed. May sleep.
+    ///
+    /// While memory is short it waits for single pages alone. For two or more in a row the kernel would wait longer, and
+    /// then fail or kill a process, and an NVMe host needs its QPs to write the dirty pages that lie behind this device.
     ///
     /// # Errors
     ///
     /// `EINVAL` for a length of 0, `ENOMEM`.
     pub(crate) fn new(dma: &Device, len: usize) -> Result<Self> {
         let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(EINVAL)?;
-        let mut pieces = KVec::with_capacity(len.div_ceil(PIECE), GFP_KERNEL)?;
+        Self::in_pieces(dma, len, LARGE, GFP_NOWAIT)
+            .or_else(|_| Self::in_pieces(dma, len, SMALL, GFP_KERNEL))
+    }
+
+    /// Allocates `len` bytes in pieces of a size.
+    fn in_pieces(dma: &Device, len: usize, shift: u32, flags: Flags) -> Result<Self> {
+        let size = 1 << shift;
+        let mut pieces = KVec::with_capacity(len.div_ceil(size), flags)?;
         let mut rest = len;
         loop {
-            let piece = rest.min(PIECE);
-            pieces.push(dma.alloc(piece)?, GFP_KERNEL)?;
+            let piece = rest.min(size);
+            pieces.push(dma.alloc_with(piece, flags)?, flags)?;
             rest -= piece;
             if rest == 0 {
-                return Ok(Self { pieces });
+                return Ok(Self { pieces, shift });
             }
         }
     }
@@ -235,8 +259,13 @@ impl Pages {
         })
     }
 
-    fn piece(&self, offset: usize) -> Result<&Buffer> {
-        self.pieces.get(offset / PIECE).ok_or(EINVAL)
+    /// Returns the piece that has an offset, and the offset in it.
+    fn piece(&self, offset: usize) -> Result<(&Buffer, usize)> {
+        let piece = self
+            .pieces
+            .get(offset.wrapping_shr(self.shift))
+            .ok_or(EINVAL)?;
+        Ok((piece, offset & !usize::MAX.wrapping_shl(self.shift)))
     }
 
     /// Copies `value` to `offset`, a multiple of 8, word by word.
@@ -245,7 +274,8 @@ impl Pages {
     ///
     /// `EINVAL` if the range is not within the memory, or not in one page.
     pub(crate) fn write<T: AsBytes>(&self, offset: usize, value: &T) -> Result {
-        self.piece(offset)?.write(offset % PIECE, value)
+        let (piece, offset) = self.piece(offset)?;
+        piece.write(offset, value)
     }
 
     /// Copies a value out of `offset`, a multiple of 8, word by word.
@@ -254,7 +284,8 @@ impl Pages {
     ///
     /// The errors of [`Pages::write`].
     pub(crate) fn read<T: FromBytes + AsBytes + Zeroable>(&self, offset: usize) -> Result<T> {
-        self.piece(offset)?.read(offset % PIECE)
+        let (piece, offset) = self.piece(offset)?;
+        piece.read(offset)
     }
 
     /// Writes the 32 bits at `offset`, a multiple of 4, after everything that was written before.
@@ -263,7 +294,8 @@ impl Pages {
     ///
     /// The errors of [`Pages::write`].
     pub(crate) fn store_release(&self, offset: usize, value: u32) -> Result {
-        let word = self.piece(offset)?.word(offset % PIECE)?;
+        let (piece, offset) = self.piece(offset)?;
+        let word = piece.word(offset)?;
         // SAFETY: `word` says that the range is within the buffer and aligned.
         unsafe { bindings::virtio_rdma_store_release(word, value.to_le()) };
         Ok(())
@@ -275,7 +307,8 @@ impl Pages {
     ///
     /// The errors of [`Pages::write`].
     pub(crate) fn load_acquire(&self, offset: usize) -> Result<u32> {
-        let word = self.piece(offset)?.word(offset % PIECE)?;
+        let (piece, offset) = self.piece(offset)?;
+        let word = piece.word(offset)?;
         // SAFETY: `word` says that the range is within the buffer and aligned.
         Ok(u32::from_le(unsafe {
             bindings::virtio_rdma_load_acquire(word)

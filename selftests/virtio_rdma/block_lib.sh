@@ -81,6 +81,18 @@ load_fs()
 	umount "$PLACE/mnt" && return $result
 }
 
+# load_dirty: writes a file of the file system through the page cache while memory is short, until $PLACE/stop is there.
+load_dirty()
+{
+	rm -f "$PLACE/stop" && mount "$(disk)" "$PLACE/mnt" || return
+	python3 "$DIR/dirty.py" "$PLACE/mnt/dirty" "$PLACE/stop"
+	result=$?
+	umount "$PLACE/mnt" && return $result
+}
+
+# memory_sufficed: whether the kernel got each piece of memory that it said it needed, and no task waited for minutes.
+memory_sufficed() { ! dmesg | grep -E 'page allocation failure|Out of memory|blocked for more than'; }
+
 check_fs() { e2fsck -fn "$(disk)"; }
 
 # has_connections: whether the kernel has QPs for connections, which may not be made yet.

@@ -5,12 +5,13 @@ What a consumer has synced before a fault is there after it, and nothing hangs.
 """
 
 import os
+import time
 
 import pytest
 
 from virtio_rdma.common import TOP, Failure
 from virtio_rdma.guests.supervised import Supervised, faults
-from virtio_rdma.tests import networks
+from virtio_rdma.tests import networks, rules
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.ulp import Ulp, is_known, load_driver
 
@@ -28,6 +29,10 @@ GOES = {"uml": {"driver unloaded": ("unload_driver", "load_driver"),
                  "PCI function removed": ("remove_function", "find_function")}}
 # How long a link is down, in seconds.
 DOWN_SECONDS = 10
+# How long the driver waits at most for consumers to let go of a device that has failed, in seconds (user-guide.md).
+BACK_SECONDS = 65
+# Memory of a host that has little, in MiB.
+LITTLE = 160
 # Where the script that connects SRP's host to its target is in that guest.
 SCRIPT = "/tmp/srp-targets"
 
@@ -245,10 +250,39 @@ class FaultySrp(Faulty):
         self.do(self.host, "connect_by", SCRIPT, name=f"{name}: stays_connected")
 
 
+class FaultyDirty(Faulty):
+    """The host has little memory, and much of it in dirty pages of a file on its disk, while the daemon is killed. What
+    the driver needs to take the device into service again must not wait for that disk."""
+
+    # The longest time from the end of a daemon to a device that the drivers have in service, in seconds.
+    longest = 0.0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.load = "load_dirty"
+
+    def suffers(self):
+        return (self.is_killed, self.has_enough)
+
+    def kill(self):
+        start = time.monotonic()
+        super().kill()
+        self.longest = max(self.longest, time.monotonic() - start)
+
+    def has_enough(self):
+        """The device came back each time, at the first try, and as soon as the user guide says."""
+        self.results.note(f"{self.name}: the device was away for up to {self.longest:.1f} s")
+        self.result(f"back within {BACK_SECONDS} s", self.longest < BACK_SECONDS)
+        self.do(self.host, "memory_sufficed")
+        failures = rules.broken(self.host)[rules.FAILURES]
+        self.result("fails_no_more_often_than_it_was_killed", failures == self.rounds)
+
+
 @pytest.fixture(scope="class", name="title")
-def title_of(platform):
+def title_of(platform, request):
     """What stands in front of the names of results."""
-    return platform.vmm
+    (guests,) = request.node.get_closest_marker("network").args
+    return f"{platform.vmm}, {guests}" if guests else platform.vmm
 
 
 @pytest.mark.network("", guests=2, kind=Supervised, known=is_known,
@@ -267,3 +301,17 @@ class TestFaults:
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+@pytest.mark.network("little memory", guests=2, kind=Supervised, known=is_known, others={2: {"memory": LITTLE}},
+                     breaks={"device": "its process is killed"})
+@pytest.mark.only(lambda where: where.platform.vmm == "uml")
+class TestLittleMemory:
+    """The host has little memory, and reclaims it by writes to a disk behind the device."""
+
+    def test_dirty(self, network, title, results):
+        ulp = FaultyDirty(results, network, "nvme", f"{title}: ")
+        ulp.run(ulp.begins, *ulp.suffers(), ulp.finishes)
+
+    def test_objects(self, network, title, results):
+        networks.agree(results, network, f"{title}: ")
