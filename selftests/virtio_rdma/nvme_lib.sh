@@ -21,6 +21,12 @@ missing()
 
 # The target.
 
+# load_target [PARAMETER=VALUE...]: loads the target's module again, with these parameters.
+load_target() { modprobe -r nvmet-rdma && modprobe nvmet-rdma "$@"; }
+
+# has_srqs: whether the target's QPs receive from SRQs.
+has_srqs() { rdma resource show srq | grep -q 'comm \[nvmet'; }
+
 target_up()
 {
 	store_up &&

@@ -299,6 +299,17 @@ class TestFaults:
         ulp = FaultyRds(results, network, "rds", f"{title}: ")
         ulp.run(*ulp.suffers())
 
+    @pytest.mark.only(lambda where: where.platform.vmm == "uml")
+    def test_srq(self, network, title, results):
+        """A target whose QPs share SRQs loses its host, and serves the next one."""
+        ulp = Faulty(results, network, "nvme", f"{title}, SRQs: ")
+        ulp.do(ulp.target, "load_target", "use_srq=1")
+
+        def shares():
+            ulp.do(ulp.target, "has_srqs")
+        ulp.run(ulp.begins, ulp.host_dies, shares, ulp.finishes)
+        ulp.do(ulp.target, "load_target")
+
     def test_objects(self, network, results):
         networks.agree(results, network)
 
