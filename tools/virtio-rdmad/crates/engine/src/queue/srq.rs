@@ -288,9 +288,9 @@ impl Srq {
     }
 
     fn forget_late(&mut self, now: Instant) {
-        if self.set_aside_until.is_some_and(|until| until <= now) {
+        // Where many are late, each look forgets some of them.
+        if self.set_aside_until.is_some_and(|until| until <= now) && !self.waiters.forget_others() {
             self.set_aside_until = None;
-            self.waiters.forget_others();
         }
     }
 

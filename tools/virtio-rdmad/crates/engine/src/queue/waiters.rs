@@ -4,6 +4,10 @@
 
 use std::collections::BTreeMap;
 
+/// QPs of a line that are looked at, or taken out of it, at a time. All QPs of a guest may stand in one line, and
+/// whoever asks for a work request pays for one message.
+const LOOK: usize = 64;
+
 /// The QPs that wait for a work request of an SRQ, by place, each in its turn. One that was roused is out of the line:
 /// a work request is set aside for it until it looks.
 #[derive(Default)]
@@ -14,6 +18,8 @@ pub(crate) struct Waiters {
     idle: BTreeMap<u64, u16>,
     /// Those that ask again by themselves, by turn.
     asking: BTreeMap<u64, u16>,
+    /// Those that were roused, by turn.
+    roused: BTreeMap<u64, u16>,
     /// The turn of the one that came last.
     last: u64,
 }
@@ -29,46 +35,62 @@ impl Waiters {
         self.turns.len() != self.idle.len()
     }
 
-    fn roused(&self) -> usize {
-        self.turns.len() - self.idle.len() - self.asking.len()
-    }
-
     /// Adds a QP behind all others, or in the place that it has. It waits to be roused, or asks again by itself.
     pub fn join(&mut self, slot: u16, asks_again: bool) {
         let turn = *self.turns.entry(slot).or_insert_with(|| {
             self.last += 1;
             self.last
         });
-        let (to, from) = if asks_again {
-            (&mut self.asking, &mut self.idle)
-        } else {
-            (&mut self.idle, &mut self.asking)
-        };
-        from.remove(&turn);
-        to.insert(turn, slot);
+        self.step_out(turn);
+        let line = if asks_again { &mut self.asking } else { &mut self.idle };
+        line.insert(turn, slot);
     }
 
     /// Removes a QP, which has a work request or waits for none.
     pub fn leave(&mut self, slot: u16) {
         if let Some(turn) = self.turns.remove(&slot) {
-            self.idle.remove(&turn);
-            self.asking.remove(&turn);
+            self.step_out(turn);
+        }
+    }
+
+    fn step_out(&mut self, turn: u64) {
+        for line in [&mut self.idle, &mut self.asking, &mut self.roused] {
+            line.remove(&turn);
         }
     }
 
     /// Takes the first QP out of the line that waits to be roused, and returns it: it is to look. `None` if there is
     /// none, or if those before it need all of the `left` work requests.
     pub fn rouse(&mut self, left: usize) -> Option<u16> {
-        let first = self.idle.first_entry()?;
-        let ahead = self.asking.range(..first.key()).take(left).count();
-        let roused = self.turns.len() - self.idle.len() - self.asking.len();
-        (left > roused + ahead).then(|| self.idle.pop_first()).flatten().map(|(_, slot)| slot)
+        let turn = *self.idle.first_key_value()?.0;
+        if !self.reaches(turn, left) {
+            return None;
+        }
+        let slot = self.idle.remove(&turn)?;
+        self.roused.insert(turn, slot);
+        Some(slot)
     }
 
-    /// Forgets those that have to come by themselves: what was set aside for them is for others.
-    pub fn forget_others(&mut self) {
-        self.asking.clear();
-        self.turns.retain(|_, turn| self.idle.contains_key(turn));
+    /// Returns whether the `left` work requests reach to this turn of the line. Where more QPs are before it than are
+    /// looked at, they do if there is one for each QP.
+    fn reaches(&self, turn: u64, left: usize) -> bool {
+        if left >= self.turns.len() {
+            return true;
+        }
+        let ahead = |line: &BTreeMap<u64, u16>| line.range(..turn).take(LOOK).count();
+        let (idle, asking) = (ahead(&self.idle), ahead(&self.asking));
+        idle.max(asking) < LOOK && left > self.roused.len() + idle + asking
+    }
+
+    /// Forgets some of those that have to come by themselves, the first ones: what was set aside for them is for
+    /// others. Returns whether some are left.
+    pub fn forget_others(&mut self) -> bool {
+        for _ in 0..LOOK {
+            let first = self.roused.pop_first().or_else(|| self.asking.pop_first());
+            let Some((_, slot)) = first else { return false };
+            self.turns.remove(&slot);
+        }
+        self.has_others()
     }
 
     /// Returns whether one of the `left` work requests is for this QP: there are more than QPs before it.
@@ -80,9 +102,7 @@ impl Waiters {
     #[cold]
     fn admit_in_line(&self, slot: u16, left: usize) -> bool {
         let Some(turn) = self.turns.get(&slot) else { return left > self.turns.len() };
-        let ahead = |line: &BTreeMap<u64, u16>| line.range(..turn).take(left).count();
-        let is_in_line = self.idle.contains_key(turn) || self.asking.contains_key(turn);
-        !is_in_line || left > self.roused() + ahead(&self.idle) + ahead(&self.asking)
+        self.roused.contains_key(turn) || self.reaches(*turn, left)
     }
 }
 
@@ -136,5 +156,29 @@ mod tests {
         waiters.join(8, false);
         waiters.forget_others();
         assert_eq!(waiters.rouse(1), Some(8));
+    }
+
+    /// However many wait, nobody goes through all of them at once.
+    #[test]
+    fn a_long_line_is_looked_at_in_parts() {
+        let mut waiters = Waiters::default();
+        for slot in 0..1000 {
+            waiters.join(slot, true);
+        }
+        waiters.join(1000, false);
+        let admits = |waiters: &Waiters, slot, left| waiters.admit(slot, || left);
+        // Those in front are served; behind them is not known who is in front, unless there is one for each.
+        assert_eq!([60, 61].map(|left| admits(&waiters, 60, left)), [false, true]);
+        assert_eq!([999, 1001].map(|left| admits(&waiters, 900, left)), [false, true]);
+        assert_eq!(waiters.rouse(999), None);
+        assert_eq!(waiters.rouse(1001), Some(1000));
+        waiters.join(1000, false);
+        let mut parts = 1;
+        while waiters.forget_others() {
+            parts += 1;
+        }
+        assert_eq!(parts, 1000_usize.div_ceil(LOOK));
+        assert!(!waiters.has_others());
+        assert_eq!(waiters.rouse(1), Some(1000));
     }
 }
