@@ -90,6 +90,16 @@ fn take_memory(call: &mut Call<'_>) -> Result<(Backing, Map), Status> {
     }
 }
 
+/// Returns the key of a new region, if the limits and the quota have room for it.
+fn key_for(hca: &Hca, objects: &Objects, attributes: &Attributes) -> Result<u32, Status> {
+    if !objects.mrs.has_room() {
+        return Err(Status::NoResource);
+    }
+    quota::check(objects.mrs.len(), hca.quota().mrs)?;
+    quota::check_memory(hca, objects, attributes.covered(), 0)?;
+    objects.choose_key(&hca.keys)
+}
+
 /// Gives a region its key and number.
 fn register(
     call: &mut Call<'_>,
@@ -97,12 +107,13 @@ fn register(
     map: Map,
 ) -> Result<virtio_rdma_rsp_mr, Status> {
     let (keys, objects) = (&call.hca.keys, &mut *call.objects);
-    if !objects.mrs.has_room() {
-        return Err(Status::NoResource);
-    }
-    quota::check(objects.mrs.len(), call.hca.quota().mrs)?;
-    quota::check_memory(call.hca, objects, attributes.covered(), 0)?;
-    let key = objects.choose_key(keys)?;
+    let key = match key_for(call.hca, objects, &attributes) {
+        Ok(key) => key,
+        Err(why) => {
+            objects.bury(Mr::remains(attributes.backing, map));
+            return Err(why);
+        }
+    };
     attributes.key = key;
     let pdn = attributes.pdn;
     let mr = Arc::new(Mr::resolved(attributes.clone(), map));
@@ -167,7 +178,10 @@ pub(super) fn rereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_rereg_mr) -> 
     let (backing, map) = take_memory(call)?;
     after.backing = backing;
     let covered = after.covered();
-    quota::check_memory(hca, call.objects, covered, before)?;
+    if let Err(why) = quota::check_memory(hca, call.objects, covered, before) {
+        call.objects.bury(Mr::remains(after.backing, map));
+        return Err(why);
+    }
     let mr = Arc::new(Mr::resolved(after.clone(), map));
     let (key, new_pdn) = (after.key, after.pdn);
     let entry = MrEntry::Fixed { attributes: after, live: Some(Arc::clone(&mr)) };
@@ -178,8 +192,12 @@ pub(super) fn rereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_rereg_mr) -> 
     objects.registered = objects.registered - before + covered;
     objects.set_valid_key(key, true);
     write(&hca.keys).insert(mr);
-    if let MrEntry::Fixed { live: Some(mr), .. } = replaced {
-        objects.retire(mr, call.budget);
+    match replaced {
+        MrEntry::Fixed { live: Some(mr), .. } => objects.retire(mr, call.budget),
+        MrEntry::Fixed { attributes, live: None } => {
+            objects.bury(Mr::remains(attributes.backing, Map::NOWHERE));
+        }
+        MrEntry::FastReg { .. } => {}
     }
     objects.pds.leave(old_pdn);
     objects.pds.enter(new_pdn);
@@ -252,6 +270,9 @@ pub(super) fn dereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_dereg_mr) -> 
             write(keys).remove(attributes.key);
             objects.set_valid_key(attributes.key, true);
             objects.extents -= live.as_ref().map_or(0, |mr| mr.extents());
+            if live.is_none() {
+                objects.bury(Mr::remains(attributes.backing, Map::NOWHERE));
+            }
             (attributes.pdn, live)
         }
         MrEntry::FastReg { key, pdn, extents } => {

@@ -406,6 +406,11 @@ impl Objects {
         }
     }
 
+    /// Has [`Self::free_dead`] free what is left of a region that nobody uses.
+    pub fn bury(&mut self, remains: Mr) {
+        self.dead.push(Arc::new(remains));
+    }
+
     /// Frees what regions that are gone take, until the budget is exhausted; whether nothing is left.
     pub fn free_dead(&mut self, budget: &mut Budget) -> bool {
         while let Some(mr) = self.dead.pop() {

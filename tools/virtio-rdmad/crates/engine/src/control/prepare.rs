@@ -7,6 +7,8 @@
 //! nothing can refuse the end of an SRQ or a QP any more, the long part parts the object from others. By
 //! then the QP is gone for its peer, so that the peer does not find a QP without its windows.
 
+use std::sync::Arc;
+
 use abi::{
     virtio_rdma_cmd_reg_user_mr, virtio_rdma_cmd_resize_cq, virtio_rdma_cmd_resize_srq,
     virtio_rdma_ring_region, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_MAX_PAGE_LEVELS,
@@ -17,7 +19,7 @@ use super::objects::Objects;
 use super::status::Status;
 use crate::base::budget::{cost, Budget};
 use crate::base::features::Features;
-use crate::memory::mr::{Backing, Map, Resolving};
+use crate::memory::mr::{Backing, Map, Mr, Resolving};
 use crate::memory::page_list::{page_size, touched, Range, PAGE_SIZE};
 use crate::memory::page_table::{Reader, Shape};
 use crate::queue::cq_ring::MovingCq;
@@ -70,10 +72,16 @@ impl Prepared {
     /// free.
     pub fn shed(&mut self, budget: &mut Budget) -> bool {
         match self {
-            Self::Memory(PreparedMemory { resolving: Some(resolving), .. }) => {
-                resolving.shed(budget)
-            }
+            Self::Memory(memory) => memory.shed(budget),
             _ => true,
+        }
+    }
+
+    /// Returns what takes long to free, as a command did without it.
+    pub fn into_remains(self) -> Option<Mr> {
+        match self {
+            Self::Memory(memory) => Some(memory.into_remains()),
+            _ => None,
         }
     }
 }
@@ -100,17 +108,39 @@ impl PreparedMemory {
                 return false;
             }
             let [offset, length, total] = shape;
-            match reader.finish(memory) {
-                Ok(list) => self.backing = Backing::Ranges(list.cut(offset, length, total)),
-                Err(why) => self.failed = Some(Status::of_memory(why)),
-            }
+            let (list, failed) = reader.finish(memory);
+            self.failed = failed.map(Status::of_memory);
+            self.backing = Backing::Ranges(match failed {
+                None => list.cut(offset, length, total),
+                Some(_) => Arc::new(list.into_vec()),
+            });
         }
         if self.failed.is_some() {
-            return true;
+            return self.backing.shed(budget);
         }
         let (backing, write, room) = (&self.backing, self.write, self.room);
         let resolving = self.resolving.get_or_insert_with(|| Resolving::new(backing, write, room));
-        resolving.run(memory, budget) && (!self.touches || resolving.touch(budget))
+        if !resolving.run(memory, budget) {
+            return false;
+        }
+        if resolving.has_failed() {
+            return self.backing.shed(budget);
+        }
+        !self.touches || resolving.touch(budget)
+    }
+
+    /// Frees what was found, until the budget is exhausted; whether nothing is left that takes long to free.
+    fn shed(&mut self, budget: &mut Budget) -> bool {
+        if let Some((reader, _)) = self.table.take() {
+            let (list, _) = reader.abandon();
+            self.backing = Backing::Ranges(Arc::new(list.into_vec()));
+        }
+        let is_shed = self.resolving.as_mut().is_none_or(|resolving| resolving.shed(budget));
+        is_shed && self.backing.shed(budget)
+    }
+
+    fn into_remains(self) -> Mr {
+        Mr::remains(self.backing, self.resolving.map_or(Map::NOWHERE, Resolving::abandon))
     }
 
     /// Returns what the region is made of, and where that is.
@@ -151,8 +181,8 @@ impl PreparedRings {
                 return false;
             }
             match table.finish(memory) {
-                Ok(list) => self.ranges = list.ranges(),
-                Err(why) => self.failed = Some(Status::of_memory(why)),
+                (list, None) => self.ranges = list.ranges(),
+                (_, Some(why)) => self.failed = Some(Status::of_memory(why)),
             }
         }
         while let (Some(range), None) = (self.ranges.get(self.at), self.failed) {

@@ -182,6 +182,9 @@ fn carry_out(mut call: Call<'_>, request: &[u8], reply: &mut [u8]) -> usize {
         }
         Some(_) => Err(Status::Unsupported),
     };
+    if let Some(remains) = std::mem::take(&mut call.prepared).into_remains() {
+        call.objects.bury(remains);
+    }
     match result {
         Ok(length) => {
             *status = abi::VIRTIO_RDMA_STATUS_OK as u8;

@@ -34,6 +34,27 @@ pub(crate) enum Backing {
     Ranges(#[serde(with = "shared")] Arc<Vec<Range>>),
 }
 
+impl Backing {
+    /// Frees some of the ranges, if nobody else has them; how many.
+    fn shed_some(&mut self) -> u64 {
+        match self {
+            Self::Dma => 0,
+            Self::Ranges(ranges) => Arc::get_mut(ranges).map_or(0, shed),
+        }
+    }
+
+    /// Frees the ranges until the budget is exhausted, unless somebody else has them; whether nothing is left to free.
+    pub fn shed(&mut self, budget: &mut Budget) -> bool {
+        while !budget.is_over() {
+            match self.shed_some() {
+                0 => return true,
+                freed => budget.work(freed * cost::FREE),
+            }
+        }
+        false
+    }
+}
+
 /// A contiguous piece of a region.
 pub(crate) struct Extent {
     /// Offset of its first byte within the region.
@@ -56,6 +77,11 @@ pub(crate) enum Map {
     Extents(Vec<Extent>),
     /// A window has those of its region.
     Window(Arc<Mr>),
+}
+
+impl Map {
+    /// Where a region is that is not in memory.
+    pub const NOWHERE: Self = Self::Extents(Vec::new());
 }
 
 /// On what grounds a key is used.
@@ -230,15 +256,22 @@ impl Mr {
         Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None }
     }
 
+    /// Returns what is left of a region that has ended or was never made, to be [shed](Self::shed).
+    pub fn remains(backing: Backing, map: Map) -> Self {
+        let attributes = Attributes { key: 0, pdn: 0, access: 0, iova: 0, length: 0, backing };
+        Self::resolved(attributes, map)
+    }
+
     /// Frees what is known of some pages of a region that nobody uses; of how many.
     pub fn shed(&mut self) -> u64 {
         let freed = match &mut self.map {
             Map::Extents(extents) => shed(extents),
             Map::Dma(_) | Map::Window(_) => 0,
         };
-        match &mut self.attributes.backing {
-            Backing::Ranges(ranges) if freed == 0 => Arc::get_mut(ranges).map_or(0, shed),
-            _ => freed,
+        if freed == 0 {
+            self.attributes.backing.shed_some()
+        } else {
+            freed
         }
     }
 
@@ -420,16 +453,27 @@ impl Resolving {
 
     /// Goes on until the budget is exhausted; whether it has come to an end.
     pub fn run(&mut self, memory: &GuestMemory, budget: &mut Budget) -> bool {
-        let Some(ranges) = self.ranges.clone() else { return true };
-        while let (Some(range), None) = (ranges.get(self.at), self.failed) {
+        while self.failed.is_none() {
+            let next = self.ranges.as_ref().and_then(|ranges| ranges.get(self.at));
+            let Some(range) = next.copied() else { return true };
             if budget.is_over() {
                 return false;
             }
             budget.work(cost::PAGE);
-            self.failed = self.step(memory, range).err();
+            self.failed = self.step(memory, &range).err();
         }
         // What was found before is of no use.
-        self.failed.is_none() || self.shed(budget)
+        self.shed(budget)
+    }
+
+    /// Returns whether the memory was not found.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Returns what was found, which nobody needs any more.
+    pub fn abandon(self) -> Map {
+        Map::Extents(self.found)
     }
 
     /// Touches the pages that were found until the budget is exhausted; whether all are that should be.
@@ -460,8 +504,10 @@ impl Resolving {
         true
     }
 
-    /// Frees what was found, until the budget is exhausted; whether nothing is left.
+    /// Frees what was found, until the budget is exhausted; whether nothing is left. The ranges are freed by who else
+    /// has them.
     pub fn shed(&mut self, budget: &mut Budget) -> bool {
+        self.ranges = None;
         while !self.found.is_empty() && !budget.is_over() {
             budget.work(shed(&mut self.found) * cost::FREE);
         }

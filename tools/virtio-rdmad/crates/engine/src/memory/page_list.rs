@@ -80,6 +80,11 @@ impl PageList {
         self.ranges.into()
     }
 
+    /// Returns them as they are, with room for more.
+    pub fn into_vec(self) -> Vec<Range> {
+        self.ranges
+    }
+
     /// Appends a page of any size; `false` if there would be more than `room` ranges.
     pub fn push(&mut self, page: Range, room: usize) -> bool {
         if let Some(last) = self.ranges.last_mut() {

@@ -46,8 +46,10 @@ pub(crate) struct Reader {
     done: u64,
     /// Ranges that there may be.
     room: usize,
-    /// The pages so far, or what is wrong with the table.
-    found: Result<PageList, ResolveError>,
+    /// The pages so far.
+    found: PageList,
+    /// What is wrong with the table.
+    failed: Option<ResolveError>,
 }
 
 impl Reader {
@@ -55,8 +57,8 @@ impl Reader {
     pub fn new(addr: u64, shape: Shape, count: u64, room: usize) -> Self {
         let Shape { levels, page_size } = shape;
         let is_aligned = addr % ENTRY == 0;
-        let found = if is_aligned { Ok(PageList::default()) } else { Err(ResolveError::Malformed) };
-        Self { addr, levels, page_size, count, done: 0, room, found }
+        let failed = (!is_aligned).then_some(ResolveError::Malformed);
+        Self { addr, levels, page_size, count, done: 0, room, found: PageList::default(), failed }
     }
 
     /// Goes on until the budget is exhausted; whether it has come to an end.
@@ -72,22 +74,25 @@ impl Reader {
         true
     }
 
-    /// Goes on to the end.
-    pub fn finish(mut self, memory: &GuestMemory) -> Result<PageList, ResolveError> {
+    /// Goes on to the end. Returns the pages that were found, and what is wrong with the table.
+    pub fn finish(mut self, memory: &GuestMemory) -> (PageList, Option<ResolveError>) {
         while !self.is_over() {
             self.step(memory);
         }
-        self.found
+        self.abandon()
+    }
+
+    /// Returns what was found so far.
+    pub fn abandon(self) -> (PageList, Option<ResolveError>) {
+        (self.found, self.failed)
     }
 
     fn is_over(&self) -> bool {
-        self.done == self.count || self.found.is_err()
+        self.done == self.count || self.failed.is_some()
     }
 
     fn step(&mut self, memory: &GuestMemory) {
-        if let Err(why) = self.read(memory) {
-            self.found = Err(why);
-        }
+        self.failed = self.read(memory).err();
     }
 
     /// Reads the next page of entries.
@@ -97,7 +102,6 @@ impl Reader {
         let left = usize::try_from(self.count - self.done).unwrap_or(ENTRIES);
         let entries = &mut entries[..left.min(ENTRIES)];
         memory.read(addr, entries.as_mut_bytes()).map_err(|_| ResolveError::Fault)?;
-        let Ok(list) = &mut self.found else { return Ok(()) };
         for page in &*entries {
             if page % self.page_size != 0 {
                 return Err(ResolveError::Malformed);
@@ -105,7 +109,7 @@ impl Reader {
             if page.checked_add(self.page_size).is_none() {
                 return Err(ResolveError::Fault);
             }
-            if !list.push(Range { addr: *page, len: self.page_size }, self.room) {
+            if !self.found.push(Range { addr: *page, len: self.page_size }, self.room) {
                 return Err(ResolveError::TooManyExtents);
             }
         }

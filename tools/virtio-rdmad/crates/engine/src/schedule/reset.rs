@@ -10,6 +10,7 @@ use crate::base::budget::{cost, Budget};
 use crate::base::sync::{lock, write};
 use crate::control::objects::MrEntry;
 use crate::control::queue::Control;
+use crate::memory::mr::{Map, Mr};
 use crate::qp::state::QpState;
 use crate::queue::event::Events;
 use crate::queue::virtqueue::Virtqueue;
@@ -158,7 +159,12 @@ impl Reset {
         budget.work(cost::OBJECT);
         let mut keys = write(&hca.keys);
         let live = match region {
-            MrEntry::Fixed { attributes, .. } => keys.remove(attributes.key),
+            MrEntry::Fixed { attributes, live } => {
+                if live.is_none() {
+                    objects.bury(Mr::remains(attributes.backing, Map::NOWHERE));
+                }
+                keys.remove(attributes.key)
+            }
             MrEntry::FastReg { key, .. } => keys.remove_fast_reg(key),
         };
         drop(keys);

@@ -13,7 +13,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
 use crate::base::sync::read;
-use crate::{Counter, Device, Limits, Next};
+use crate::{Counter, Device, DevicePolicy, Limits, Next, Quota};
 
 const PAGE: u64 = 0x1000;
 /// A number of objects that is so large that work for all of them takes longer than a turn.
@@ -518,6 +518,78 @@ fn a_region_whose_last_page_is_none_goes_in_steps() {
         assert_eq!(result.err(), Some(VIRTIO_RDMA_STATUS_FAULT));
         // The device read the table, found its pages, and freed those that it had found.
         assert!(found(&guest) - before > count * (4 + 50 + 10));
+    });
+}
+
+/// What is known of the pages of a region that is refused, or is not in memory, takes as long to free as that of any
+/// other.
+#[test]
+fn a_region_that_is_none_is_freed_in_steps() {
+    with_rings(|| {
+        let mut guest = guest();
+        let all = guest.memory.clone();
+        let pdn = guest.create_pd();
+        let count = 40_000;
+        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
+        (request.access_flags, request.length) = (ALL, count * PAGE);
+        request.page_shift = PAGE_SHIFT;
+        let write = |guest: &Guest, request: &mut virtio_rdma_cmd_reg_user_mr| {
+            let region = write_pages(guest, 48 << 20, count);
+            (request.pages, request.npages) = (region.pages, region.npages);
+        };
+        write(&guest, &mut request);
+        request.pdn = pdn + 1;
+        let work = |guest: &Guest| guest.device.counter(Counter::Work);
+        let (read, find, free) = (count * 4, count * 50, count * 10);
+        let refuse = |guest: &mut Guest, request: &_, why, least| {
+            let before = work(guest);
+            let result =
+                guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, request);
+            assert_eq!(result.err(), Some(why));
+            assert!(work(guest) - before > least * 9 / 10, "{why}");
+        };
+        // Without a PD, beyond the quota, with a last page that is none, or whose address is malformed.
+        refuse(&mut guest, &request, VIRTIO_RDMA_STATUS_NO_OBJECT, read + find + 2 * free);
+        request.pdn = pdn;
+        let quota = Quota { memory: PAGE, ..Quota::default() };
+        guest.device.set_policy(DevicePolicy { quota, ..DevicePolicy::default() });
+        refuse(&mut guest, &request, VIRTIO_RDMA_STATUS_NO_RESOURCE, read + find + 2 * free);
+        guest.device.set_policy(DevicePolicy::default());
+        let last = (48 << 20) + (count - 1) * 8;
+        guest.memory.write(last, &(1_u64 << 50).to_le_bytes()).unwrap();
+        refuse(&mut guest, &request, VIRTIO_RDMA_STATUS_FAULT, read + find + 2 * free);
+        guest.memory.write(last, &1_u64.to_le_bytes()).unwrap();
+        refuse(&mut guest, &request, VIRTIO_RDMA_STATUS_INVAL, read + free);
+        // One that has lost its memory ends, gets other memory, or is reset.
+        let (less, _) = all.without(DATA, PAGE);
+        let mut lose = |guest: &mut Guest| {
+            guest.device.set_memory(&all);
+            write(guest, &mut request);
+            let mr: virtio_rdma_rsp_mr =
+                guest.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
+            guest.device.set_memory(&less);
+            (mr.mrn, work(guest))
+        };
+        let (mrn, before) = lose(&mut guest);
+        guest.dereg_mr(mrn).unwrap();
+        assert!(work(&guest) - before > free);
+        let (mrn, before) = lose(&mut guest);
+        let mut rereg = virtio_rdma_cmd_rereg_mr::new_zeroed();
+        (rereg.mrn, rereg.flags) = (mrn, VIRTIO_RDMA_REREG_TRANS);
+        rereg.mr.page_shift = PAGE_SHIFT;
+        guest.command::<_, ()>(VIRTIO_RDMA_CMD_REREG_MR, &rereg).unwrap();
+        assert!(work(&guest) - before > free);
+        guest.dereg_mr(mrn).unwrap();
+        let reset = |guest: &mut Guest, before| {
+            guest.device.begin_reset();
+            guest.run();
+            work(guest) - before
+        };
+        let (_, before) = lose(&mut guest);
+        let with_region = reset(&mut guest, before);
+        guest.device.set_memory(&all);
+        let before = work(&guest);
+        assert!(with_region - reset(&mut guest, before) > free);
     });
 }
 
