@@ -4,19 +4,20 @@
 //! when those have come, so nothing of them is visible before.
 //!
 //! A peer decides how much is held. So there is a bound for each connection, which is what a selective
-//! acknowledgement can tell of, and one for each guest, in bytes. A connection leaves as many bytes to others as it
-//! takes, so that a few that miss a packet at the same time do not take all. A peer that never sends what is missing
-//! does not keep its share for ever: after [`MOST_TIME`] all that is held for it is dropped.
+//! acknowledgement can tell of, and one for each guest, in bytes. A peer, which is an address, leaves as many bytes to
+//! others as all of its connections take, so that none takes all. A peer that never sends what is missing does not keep
+//! its share for ever: after [`MOST_TIME`] all that is held for it is dropped.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use roce::{Headers, Psn, SackEth};
 
+use crate::base::address::Gid;
 use crate::base::image::abi_bytes::Bytes;
 use crate::base::image::Wrong;
+use crate::base::sync::lock;
 
 /// Bytes that all connections of a guest hold.
 const MOST_BYTES: u64 = 4 << 20;
@@ -33,28 +34,48 @@ const MOST_HEADERS: usize = 256;
 
 /// The bytes that the connections of a guest hold.
 #[derive(Clone, Default)]
-pub(crate) struct HoldQuota(Arc<AtomicU64>);
+pub(crate) struct HoldQuota(Arc<Mutex<Holdings>>);
+
+#[derive(Default)]
+struct Holdings {
+    all: u64,
+    /// Those of each peer that has some.
+    by_peer: HashMap<Gid, u64>,
+}
 
 impl HoldQuota {
-    /// Takes so many bytes, which are free again when the share is dropped; `None` if not so many would be left after
-    /// that.
-    fn take(&self, bytes: u64, left: u64) -> Option<Share> {
-        let most = MOST_BYTES.saturating_sub(left);
-        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Share { quota: self.clone(), bytes })
+    /// Takes so many bytes for a peer, which are free again when the share is dropped; `None` if there are not so many,
+    /// or if the peer `shares` them with others and would have more than it leaves to them.
+    fn take(&self, peer: Gid, bytes: u64, shares: bool) -> Option<Share> {
+        let mut holdings = lock(&self.0);
+        let of_peer = holdings.by_peer.get(&peer).copied().unwrap_or(0) + bytes;
+        let (all, left) = (holdings.all + bytes, if shares { of_peer } else { 0 });
+        if all + left > MOST_BYTES {
+            return None;
+        }
+        holdings.all = all;
+        holdings.by_peer.insert(peer, of_peer);
+        Some(Share { quota: self.clone(), peer, bytes })
     }
 }
 
 /// Bytes of a quota.
 struct Share {
     quota: HoldQuota,
+    peer: Gid,
     bytes: u64,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.quota.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        let mut holdings = lock(&self.quota.0);
+        holdings.all -= self.bytes;
+        if let Some(of_peer) = holdings.by_peer.get_mut(&self.peer) {
+            *of_peer -= self.bytes;
+            if *of_peer == 0 {
+                holdings.by_peer.remove(&self.peer);
+            }
+        }
     }
 }
 
@@ -62,7 +83,8 @@ impl Drop for Share {
 pub(crate) struct HeldPacket {
     pub headers: Headers,
     pub payload: Box<[u8]>,
-    share: Share,
+    /// Its part of the quota, as long as it is held.
+    _share: Share,
 }
 
 /// What became of a packet that came too early.
@@ -80,8 +102,6 @@ pub(crate) enum Hold {
 #[derive(Default)]
 pub(crate) struct Held {
     packets: BTreeMap<u32, HeldPacket>,
-    /// Bytes of the quota that they take.
-    bytes: u64,
     /// The packet that is missing, and since when.
     missing: Option<(Psn, Instant)>,
 }
@@ -109,7 +129,8 @@ impl Held {
             let psn = packet.headers.bth.psn;
             let is_due = psn == expected || is_near(expected, psn);
             // What was held had room, whoever is asked first now.
-            let share = quota.take(packet.payload.len() as u64 + OVERHEAD, 0);
+            let peer = packet.headers.ip.source_gid();
+            let share = quota.take(peer, packet.payload.len() as u64 + OVERHEAD, false);
             let share = share.filter(|_| is_due && !held.has(psn));
             let share = share.ok_or("a packet is held that is not expected soon")?;
             held.insert(&packet.headers, packet.payload, share);
@@ -129,15 +150,15 @@ impl Held {
         if self.has(psn) {
             return Hold::Duplicate;
         }
-        let share = is_near(expected, psn).then(|| quota.take(bytes, self.bytes + bytes));
+        let peer = headers.ip.source_gid();
+        let share = is_near(expected, psn).then(|| quota.take(peer, bytes, true));
         let Some(share) = share.flatten() else { return Hold::NoRoom };
         self.insert(headers, payload, share);
         Hold::Held
     }
 
     fn insert(&mut self, headers: &Headers, payload: &[u8], share: Share) {
-        self.bytes += share.bytes;
-        let packet = HeldPacket { headers: *headers, payload: payload.into(), share };
+        let packet = HeldPacket { headers: *headers, payload: payload.into(), _share: share };
         self.packets.insert(headers.bth.psn.get(), packet);
     }
 
@@ -167,19 +188,12 @@ impl Held {
 
     /// Takes the packet of this PSN.
     pub fn take(&mut self, psn: Psn) -> Option<HeldPacket> {
-        let packet = self.packets.remove(&psn.get())?;
-        self.bytes -= packet.share.bytes;
-        Some(packet)
+        self.packets.remove(&psn.get())
     }
 
     /// Forgets the packets in front of this PSN.
     pub fn forget_before(&mut self, psn: Psn) {
-        let bytes = &mut self.bytes;
-        self.packets.retain(|held, packet| {
-            let stays = !Psn::new(*held).is_before(psn);
-            *bytes -= if stays { 0 } else { packet.share.bytes };
-            stays
-        });
+        self.packets.retain(|held, _| !Psn::new(*held).is_before(psn));
     }
 
     /// Forgets all packets.
@@ -211,12 +225,16 @@ mod tests {
     use super::*;
 
     fn headers(psn: u32) -> Headers {
+        headers_of(1, psn)
+    }
+
+    fn headers_of(peer: u8, psn: u32) -> Headers {
         let ip = roce::Ipv4 {
             traffic_class: 0,
             identification: 0,
             dont_fragment: true,
             hop_limit: 64,
-            source: [10, 0, 0, 1].into(),
+            source: [10, 0, 0, peer].into(),
             destination: [10, 0, 0, 2].into(),
         };
         let opcode = roce::Opcode::from_byte(4).unwrap();
@@ -256,33 +274,45 @@ mod tests {
         held.forget_before(expected.plus(2));
         assert!(held.take(expected.plus(1)).is_none());
         assert_eq!(*held.take(expected.plus(255)).unwrap().payload, [7; 9]);
-        assert_eq!(quota.0.load(Ordering::Relaxed), 0, "the bytes are free again");
+        assert_eq!(in_use(&quota), (0, 0), "the bytes are free again");
+    }
+
+    /// Returns the bytes that are held, and by how many peers.
+    fn in_use(quota: &HoldQuota) -> (u64, usize) {
+        let holdings = lock(&quota.0);
+        assert_eq!(holdings.by_peer.values().sum::<u64>(), holdings.all);
+        (holdings.all, holdings.by_peer.len())
     }
 
     #[test]
-    fn each_connection_leaves_as_much_as_it_takes() {
+    fn each_peer_leaves_as_much_as_it_takes() {
         let quota = HoldQuota::default();
-        let fill = |held: &mut Held| {
-            let mut hold = |ahead| held.hold(Psn::new(0), &headers(ahead), &[0; 4096], &quota);
+        let fill = |held: &mut Held, peer: u8| {
+            let mut hold =
+                |ahead| held.hold(Psn::new(0), &headers_of(peer, ahead), &[0; 4096], &quota);
             (1..256).filter(|ahead| hold(*ahead) == Hold::Held).count()
         };
-        let mut connections: Vec<Held> = (0..8).map(|_| Held::default()).collect();
-        let counts: Vec<_> = connections.iter_mut().map(fill).collect();
-        // The bound of a connection first, and then half of what is left.
-        assert_eq!(counts[..2], [255, 255]);
+        let peers = [1, 1, 1, 2, 3, 3, 4];
+        let mut connections: Vec<Held> = peers.iter().map(|_| Held::default()).collect();
+        let counts: Vec<_> =
+            connections.iter_mut().zip(peers).map(|(held, peer)| fill(held, peer)).collect();
         let most = (MOST_BYTES / (4096 + OVERHEAD)) as usize;
-        for (at, count) in counts.iter().enumerate().skip(2) {
-            let left = most - counts[..at].iter().sum::<usize>();
-            assert!((left / 2 - 1..=left.div_ceil(2)).contains(count), "{counts:?}");
+        // The bound of a connection, and then half of what other peers have left.
+        assert_eq!(counts[..3], [255, most / 2 - 255, 0]);
+        let mut left = most - most / 2;
+        for of_peer in [counts[3], counts[4] + counts[5], counts[6]] {
+            assert!((left / 2 - 1..=left.div_ceil(2)).contains(&of_peer), "{counts:?}");
+            left -= of_peer;
         }
         // All of it is there again, and is taken over as it was by whom it was.
-        let taken = quota.0.load(Ordering::Relaxed);
+        let taken = in_use(&quota);
+        assert_eq!(taken.1, 4);
         let saved: Vec<_> = connections.iter().map(|held| held.save(Psn::new(0))).collect();
         drop(connections);
-        assert_eq!(quota.0.load(Ordering::Relaxed), 0);
+        assert_eq!(in_use(&quota), (0, 0));
         let load = |frames| Held::load(frames, Psn::new(0), &quota).unwrap();
         let loaded: Vec<_> = saved.iter().rev().map(|frames| load(frames)).collect();
-        assert_eq!(quota.0.load(Ordering::Relaxed), taken);
+        assert_eq!(in_use(&quota), taken);
         assert!(loaded.iter().rev().map(Held::len).eq(counts));
     }
 

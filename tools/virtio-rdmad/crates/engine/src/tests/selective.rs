@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::*;
-use roce::{Opcode, Operation, Psn, SackEth, Syndrome};
+use roce::{Opcode, Operation, Position, Psn, SackEth, Service, Syndrome};
 
 use super::bad_packets::Forged;
 use super::cable::{cable, headers, over_a_cable, Cable, Faults};
@@ -147,6 +147,35 @@ fn what_is_never_completed_is_dropped() {
         pair.settle();
         assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
         assert!(pair.b.bytes(DATA, LEN) == data);
+    });
+}
+
+/// A peer leaves as much room for what comes too early to other peers as it takes, however many connections it has.
+#[test]
+fn a_peer_leaves_room_to_others() {
+    without_upgrades();
+    over_a_cable(1, Faults::default(), || {
+        let (mut pair, cable) = (Pair::new(), cable().unwrap());
+        let end = pair.ends[1];
+        let mut flood = |peer: u8| {
+            let qpn = pair.b.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
+            pair.b.connect(qpn, gid(peer), 7);
+            know_selective(&pair.b, qpn);
+            let before = pair.b.device.counter(Counter::Held);
+            let send = Opcode::new(Service::Rc, Operation::Send, Position::Only).unwrap();
+            let mut headers = headers([peer, 2], send, qpn);
+            let expected = Psn::new(pair.b.query(qpn).rq_psn);
+            for ahead in 1..256 {
+                headers.bth.psn = expected.plus(ahead);
+                cable.bring(1, &Forged { headers, payload: vec![0; 4096] }.frame());
+            }
+            settle(&[&pair.b]);
+            pair.b.device.counter(Counter::Held) - before
+        };
+        assert_eq!(flood(3), 255);
+        let others = flood(3) + flood(3);
+        assert!((200..230).contains(&others), "{others}");
+        assert!(flood(4) >= 230);
     });
 }
 
