@@ -5,14 +5,24 @@
 //! A frame is a packet, or a train of packets that the network did not take apart. The thread that
 //! brings frames adds them to a heap. The guest's thread takes the whole heap, and gives back an empty
 //! one; so there are two heaps, no frame has memory of its own, and the lock is held for a moment.
+//!
+//! A single source, whoever it is, has three quarters of a heap at most. So one that sends more than the guest's thread
+//! looks into does not keep the frames of others out.
 
 use roce::Split;
 
+use crate::base::address::Gid;
 use crate::base::image::abi_bytes::Bytes;
 use crate::base::image::{require, Wrong};
 
 /// Bytes that a heap holds. What comes when it is full is lost, as in any network.
 const MOST_BYTES: usize = 4 << 20;
+
+/// Parts that the sources of frames are divided into, by address.
+const PARTS: usize = 32;
+
+/// A part of the sources leaves one of so many bytes that it has in a heap to the others.
+const LEFT: usize = 3;
 
 /// Bytes of all frames that wait: of both heaps, and of the headers of a train that was taken apart.
 const MOST_SAVED: usize = 4 * MOST_BYTES;
@@ -40,15 +50,6 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    /// Adds a frame; `false` if there is no room.
-    fn push(&mut self, frame: &[u8], segment: u16) -> bool {
-        if self.bytes.len() + frame.len() > MOST_BYTES {
-            return false;
-        }
-        self.append(frame, segment);
-        true
-    }
-
     fn append(&mut self, frame: &[u8], segment: u16) {
         self.bytes.extend_from_slice(frame);
         self.frames.push(Frame { len: frame.len(), segment });
@@ -112,18 +113,29 @@ impl Heap {
 pub(crate) struct Inbox {
     arriving: Heap,
     under_way: Heap,
+    /// Bytes of the heap that arrives, by the part that their source is in.
+    by_part: [usize; PARTS],
 }
 
 impl Inbox {
-    /// Adds a frame; `false` if there is no room. `segment` is as in [`roce::Segments`].
-    pub fn push(&mut self, frame: &[u8], segment: u16) -> bool {
-        self.arriving.push(frame, segment)
+    /// Adds a frame of a source; `false` if there is no room, or if the source would have more than it leaves to
+    /// others. `segment` is as in [`roce::Segments`].
+    pub fn push(&mut self, source: &Gid, frame: &[u8], segment: u16) -> bool {
+        let of_part = &mut self.by_part[part_of(source)];
+        let (all, own) = (self.arriving.bytes.len() + frame.len(), *of_part + frame.len());
+        if all + own / LEFT > MOST_BYTES {
+            return false;
+        }
+        *of_part = own;
+        self.arriving.append(frame, segment);
+        true
     }
 
     /// Takes the oldest frames. They are to be [put back](Inbox::put_back), with what is left of them.
     pub fn take(&mut self) -> Heap {
         if self.under_way.is_empty() {
             self.under_way.clear();
+            self.by_part = [0; PARTS];
             std::mem::swap(&mut self.arriving, &mut self.under_way);
         }
         std::mem::take(&mut self.under_way)
@@ -163,4 +175,11 @@ impl Inbox {
     pub fn clear(&mut self) {
         *self = Self::default();
     }
+}
+
+/// Returns the part that a source is in.
+fn part_of(source: &Gid) -> usize {
+    let [.., a, b, c, d] = *source;
+    let mixed = u32::from_be_bytes([a, b, c, d]).wrapping_mul(0x9e37_79b1);
+    (mixed >> 24) as usize % PARTS
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use abi::*;
 use roce::{Headers, Ip, Opcode, Operation, Position, Psn, Qpn, Reth, Service, Vlan};
 
-use super::cable::{cable, over_a_cable, Cable, Faults};
+use super::cable::{cable, headers, over_a_cable, Cable, Faults};
 use super::datagram;
 use super::driver::*;
 use crate::{Clock, Counter};
@@ -560,12 +560,18 @@ fn an_inbox_that_is_full_drops_packets() {
         send.headers.bth.dest_qp = Qpn::new(0xab_cdef).unwrap();
         send.payload = vec![0; 4096];
         let (frame, fabric) = (send.frame(), cable.fabric(B));
-        let taken = (0..2000).filter(|_| fabric.receive(&frame, 0)).count();
-        assert_eq!(taken, (4 << 20) / frame.len());
+        let flood = |frame: &[u8]| (0..2000).filter(|_| fabric.receive(frame, 0)).count();
+        let taken = flood(&frame);
+        assert_eq!(taken, (3 << 20) / frame.len(), "a quarter is left for others");
+        send.headers.ip = headers([77, 2], Opcode::CNP, 1).ip;
+        let others = flood(&send.frame());
+        let left = (4 << 20) - taken * frame.len();
+        assert_eq!(others, left * 3 / 4 / frame.len());
         let count = |counter| pair.b.device.counter(counter) as usize;
-        assert_eq!(count(Counter::DropInboxFull), 2000 - taken);
+        assert_eq!(count(Counter::DropInboxFull), 4000 - taken - others);
         pair.settle();
-        assert_eq!(count(Counter::DropNoQp), taken);
+        assert_eq!(count(Counter::DropNoQp), taken + others);
+        assert_eq!(flood(&frame), taken, "it is empty again");
     });
 }
 

@@ -68,7 +68,8 @@ fn receive_for_group(
 
 /// Puts a frame into the inbox of a guest. Returns whether there is room for it.
 fn put(hca: &Hca, frame: &[u8], segment: u16) -> bool {
-    let has_room = lock(&hca.inbox).push(frame, segment);
+    let (source, _) = roce::source(frame).unwrap_or_default();
+    let has_room = lock(&hca.inbox).push(&source, frame, segment);
     if has_room {
         hca.make_ready(Jobs::WIRE);
     } else {
