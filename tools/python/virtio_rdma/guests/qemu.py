@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """QEMU's guests, with the device behind a root port (vfio-user)."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -43,6 +44,12 @@ MACHINES = {
 }
 
 
+# Where QEMU has the device of the pluggable memory.
+PLUG = "/machine/peripheral/plug"
+# How much memory it gives or takes at a time. QEMU counts a DMA region for each block, of which the device has 1,024.
+BLOCK = "32M"
+
+
 class QemuGuest(Guest):
     """QEMU with the device behind a root port. Guest 1's QEMU is the hub of the network: the others connect to it
     over unix sockets."""
@@ -64,20 +71,36 @@ class QemuGuest(Guest):
         """QEMU's socket for QMP."""
         return f"{self.network.dir}/qmp{self.number}.sock"
 
+    @contextlib.contextmanager
+    def qmp(self):
+        """Connects to QEMU, for ask()."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(self.monitor)
+            with connection.makefile("rw", encoding="utf-8") as stream:
+                stream.readline()
+                ask(stream, "qmp_capabilities")
+                yield stream
+
+    def plug(self, mib):
+        """Asks the guest to have so much of its pluggable memory."""
+        with self.qmp() as stream:
+            ask(stream, "qom-set", path=PLUG, property="requested-size", value=mib << 20)
+
+    def plugged(self):
+        """Returns how much of its pluggable memory the guest has, in MiB."""
+        with self.qmp() as stream:
+            return ask(stream, "qom-get", path=PLUG, property="size") >> 20
+
     def whereabouts(self):
         """Returns also where the processors are, three times, as addresses of the kernel, if QEMU answers."""
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(5)
-                connection.connect(self.monitor)
-                with connection.makefile("rw", encoding="utf-8") as stream:
-                    stream.readline()
-                    ask(stream, "qmp_capabilities")
-                    places = []
-                    for _ in range(3):
-                        registers = ask(stream, "human-monitor-command", **{"command-line": "info registers -a"})
-                        places.append(" ".join(re.findall(r"\b(?:RIP|PC)=(\w+)", registers)))
-                        time.sleep(0.1)
+            with self.qmp() as stream:
+                places = []
+                for _ in range(3):
+                    registers = ask(stream, "human-monitor-command", **{"command-line": "info registers -a"})
+                    places.append(" ".join(re.findall(r"\b(?:RIP|PC)=(\w+)", registers)))
+                    time.sleep(0.1)
         except (OSError, ValueError, KeyError) as error:
             places = [f"QEMU does not say ({error})"]
         return f"processors: {', '.join(places)}; {super().whereabouts()}"
@@ -124,6 +147,18 @@ class QemuGuest(Guest):
             file.truncate(self.options.memory << 20)
         return ["-drive", f"if=none,id=swap,format=raw,file={path}", "-device", "virtio-blk-pci,drive=swap"]
 
+    def pluggable_memory(self):
+        """Returns the part of the command line for memory that the guest can get while it runs."""
+        size = self.options.pluggable
+        if not size:
+            return []
+        return ["-object", f"memory-backend-memfd,id=more,size={size}M,share=on,reserve=off",
+                "-device", f"virtio-mem-pci,id=plug,memdev=more,requested-size=0,block-size={BLOCK}"]
+
+    def iommu(self):
+        """Returns the part of the command line for the virtual IOMMU, which comes before the devices behind it."""
+        return ["-device", "intel-iommu,intremap=on,caching-mode=on"] if self.options.iommu else []
+
     def rdma_device(self):
         """Returns the part of the command line for the RDMA device."""
         if self.options.rdma != "virtio":
@@ -151,7 +186,8 @@ class QemuGuest(Guest):
         return [
             machine.program, "-nodefaults", "-no-user-config", "-display", "none",
             "-machine", f"{machine.machine},memory-backend=ram", *accelerator(options, machine),
-            "-smp", str(options.cpus), "-m", str(options.memory),
+            "-smp", str(options.cpus),
+            "-m", f"{options.memory}" + f",maxmem={options.memory + options.pluggable}M" * bool(options.pluggable),
             "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on"
                        + (",hugetlb=on,hugetlbsize=2M" if options.hugetlb else ""),
             *kernel(options),
@@ -167,11 +203,15 @@ class QemuGuest(Guest):
         append = f"ro init=/usr/sbin/stage1 vr.share=9p kmemleak=off quiet loglevel=5 {KUNIT}"
         if options.swap:
             append += " resume=/dev/vdb"
+        if options.iommu:
+            append += f" {options.iommu}"
         command = [
             *self.machine(append),
+            *self.iommu(),
             "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
             *self.swap_disk(),
+            *self.pluggable_memory(),
             *self.netdevs(),
             "-device", f"virtio-net-pci,netdev=nic,mac={self.mac},host_mtu={options.mtu},romfile=",
             "-chardev", f"socket,id=agent,fd={channel}",

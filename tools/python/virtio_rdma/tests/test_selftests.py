@@ -2,8 +2,10 @@
 """The suites uml, qemu and debug: the kselftests inside guests, and what only shows from outside of the guests."""
 
 import contextlib
+import os
 import re
 import signal
+import time
 
 import pytest
 
@@ -32,6 +34,11 @@ IN_HUGE_PAGES = ("verbs/mr_large.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rin
 # Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
 LARGE = 7 << 10
 SPARE = 9 << 10
+# Memory that a guest gets while it runs, in MiB, and the size of an MR in it, which is more than the guest has without.
+PLUGGABLE = 8 << 10
+LARGER = 1 << 10
+# How the device says that it cannot map memory of a guest.
+NO_MEMORY = "the device does not have this memory"
 # Offsets of virtio_rdma's and the transport's bits in /sys/bus/virtio/.../features.
 F_RINGS, F_ORDER_PLATFORM = 2, 36
 
@@ -219,6 +226,71 @@ class TestHugePages:
 
     def test_program(self, program, pages, guest, platform, results):
         Program(results, platform, program, guest, ALONE, "huge pages: ").finish()
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+
+def became(holds):
+    """Waits until something holds that the guest does by itself. Returns whether it does."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+@network("a guest whose memory is plugged", pluggable=PLUGGABLE)
+@only(lambda where: where.platform.vmm == "qemu" and where.platform.kernel == "stock" and not where.brief)
+class TestPluggedMemory:
+    """A guest gets memory from virtio-mem while it runs, block by block, and gives it back while there are MRs in it."""
+
+    def test_plugged(self, network, guest, results):
+        # The kernel's own zone: pinned memory has no other.
+        guest.check("modprobe virtio_mem && echo online_kernel >/sys/devices/system/memory/auto_online_blocks")
+        guest.plug(PLUGGABLE)
+        results.result("memory is plugged", became(lambda: guest.plugged() == PLUGGABLE))
+        job = self.start(guest)
+        results.result("data flows in an MR that is larger than the memory of the boot", job.shows("running", HANG_SECONDS))
+        guest.plug(0)
+        results.result("memory that no MR has is unplugged", became(lambda: guest.plugged() < PLUGGABLE // 2))
+        results.note(f"{guest.plugged()} MiB stay plugged under an MR of {LARGER} MiB")
+        guest.plug(PLUGGABLE)
+        results.result("and is plugged again", became(lambda: guest.plugged() == PLUGGABLE))
+        self.ends(results, guest, job, "data was what was written")
+        guest.plug(0)
+        results.result("all memory but what the kernel uses is unplugged",
+                       became(lambda: guest.plugged() < LARGER))
+        with open(os.path.join(network.dir, "virtio-rdmad.log"), encoding="utf-8") as log:
+            results.result("the device took each change of memory", NO_MEMORY not in log.read())
+
+    @staticmethod
+    def start(guest):
+        """Starts traffic in an MR of LARGER MiB."""
+        return guest.start(f"rm -f /tmp/stop; cd /mnt/virtio_rdma/verbs && exec ./plugged.py {LARGER}",
+                           {"RDMA_DEVICE": guest.link[0]})
+
+    @staticmethod
+    def ends(results, guest, job, name):
+        guest.check("touch /tmp/stop")
+        status = job.wait(HANG_SECONDS)
+        results.note(job.text)
+        results.result(name, status == 0)
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+
+@network("a guest with an IOMMU that does not translate", iommu="intel_iommu=on iommu=pt")
+@only(lambda where: where.platform.vmm == "qemu" and where.platform.kernel == "stock" and not where.brief)
+class TestIommu:
+    """A virtual IOMMU, with identical addresses: the device has the guest's memory as without one."""
+
+    selects = starts_with("verbs/rc_data.", "verbs/mw.")
+
+    def test_program(self, program, guest, platform, results):
+        Program(results, platform, program, guest, ALONE, "IOMMU: ").finish()
 
     def test_objects(self, network, results):
         networks.agree(results, network)

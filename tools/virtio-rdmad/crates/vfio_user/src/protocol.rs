@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use memory::{GuestMemory, MapError, Region, Share, ShareError};
+use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
     Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
@@ -26,6 +27,8 @@ const LIMITS: Limits = Limits { message: wire::MAX_MESSAGE, fds: wire::MAX_FDS, 
 const MAX_UNSHARED: usize = 64;
 /// Most bytes of one region access; no register or structure is longer.
 const MAX_ACCESS: usize = 4096;
+/// Bytes of an entry of a descriptor table.
+const DESCRIPTOR: u64 = 16;
 
 /// A mistake of the client that ends the connection.
 #[derive(Debug, thiserror::Error)]
@@ -688,6 +691,10 @@ impl VfioUser {
         let queues = self.registers.enabled_queues();
         let result = if queues.first().is_some_and(|queue| self.is_unshared(queue.layout.desc)) {
             Err("the guest's memory is not shared: start QEMU with share=on".to_owned())
+        } else if queues.iter().any(|queue| self.is_in_pieces(&queue.layout)) {
+            Err("the pages of a virtqueue are DMA regions of their own: boot a guest that has a virtual IOMMU with \
+                 iommu=pt"
+                .to_owned())
         } else {
             backend.set_features(self.registers.features());
             backend.start(&self.memory, queues)
@@ -697,6 +704,12 @@ impl VfioUser {
             tracing::error!(error, "the device cannot start");
             self.registers.needs_reset();
         }
+    }
+
+    /// Returns whether the descriptor table of a queue is memory of the guest, and not contiguous in this process.
+    fn is_in_pieces(&self, layout: &Layout) -> bool {
+        let len = u64::from(layout.size) * DESCRIPTOR;
+        self.memory.contains(layout.desc, len) && self.memory.slice(layout.desc, len).is_err()
     }
 
     /// Returns whether this address is in memory that the client keeps to itself.

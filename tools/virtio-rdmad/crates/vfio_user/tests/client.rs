@@ -531,6 +531,31 @@ fn private_memory_is_refused_with_needs_reset() {
     assert_eq!((client.device.kicks.len(), client.device.resets), (0, 0));
 }
 
+/// With a virtual IOMMU that translates, QEMU maps each page by itself, and neighbours are not so in the file.
+#[test]
+fn queues_in_single_pages_are_refused_with_needs_reset() {
+    let mut client = Client::new();
+    for page in 0..4 {
+        client.map(page << 12, 0x1000).unwrap();
+    }
+    client.set_up();
+    assert!(client.device.started.is_some(), "128 descriptors fit into a page");
+    client.write(0, 20, &[0]).unwrap();
+    for (offset, data) in [
+        (20, &[3][..]),
+        (8, &[1, 0, 0, 0]),
+        (12, &[1, 0, 0, 0]),
+        (20, &[0xb]),
+        (32, &[0, 0x18, 0, 0]),
+        (28, &[1, 0]),
+        (20, &[0xf]),
+    ] {
+        client.write(0, offset, data).unwrap();
+    }
+    assert!(client.device.started.is_none());
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0x4f]);
+}
+
 #[test]
 fn memory_is_refused_by_its_reason() {
     let mut client = Client::new();
