@@ -485,6 +485,10 @@ fn add_guests(
     listeners: &mut Listeners,
 ) -> Result<Added, DaemonError> {
     let mut added = Added::default();
+    let (gone, there) = std::mem::take(&mut inherited.guests).into_iter().partition(Left::is_gone);
+    let gone: Vec<_> = gone;
+    inherited.guests = there;
+    added.gone.extend(gone.iter().map(|left| Box::new(left.kept.ender()) as Box<dyn Fn()>));
     for spec in &options.guests {
         let may_stay = inherited.has_access_of(spec);
         let socket = listeners.bind(&spec.path, Kind::Stream, &spec.access, may_stay)?;

@@ -149,7 +149,7 @@ impl Guest {
 
     /// Ends what a later process would have of it, because it is removed.
     pub fn end(&self) {
-        if let Some(kept) = self.kept() {
+        if let Some(mut kept) = self.kept() {
             kept.end();
         }
     }

@@ -9,6 +9,7 @@ use std::io::Error;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
 use memory::{Pool, Share, ALL_REGIONS, GUARANTEED};
@@ -35,6 +36,9 @@ const DESCRIPTORS: u64 = 16;
 
 /// Descriptors that guests leave to the process itself: to workers, uplinks and clients of the control socket.
 const RESERVED: u64 = 512;
+
+/// How long a client that has added a guest waits for a service manager that does not read.
+const MANAGER_READS: Duration = Duration::from_secs(1);
 
 /// Why a guest cannot come.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -206,6 +210,12 @@ impl Guests {
     /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
     pub fn keep(&mut self, manager: Arc<Manager>, next: u64) {
         self.keeper = Some(Keeper { manager, next: next.into() });
+    }
+
+    /// Waits until the service manager has been told of all guests that are to be kept, but not long. Returns whether it
+    /// has.
+    pub fn are_kept(&self) -> bool {
+        self.keeper.as_ref().is_none_or(|keeper| keeper.manager.flush(MANAGER_READS))
     }
 
     /// Returns an eventfd that is readable when a guest has come or gone, or is served no longer. The main thread

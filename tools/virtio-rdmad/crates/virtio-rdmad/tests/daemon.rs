@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirEntryExt, FileExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
@@ -1334,6 +1335,48 @@ fn added_guests_outlive_the_process() {
     daemon.end();
 }
 
+/// Has the service manager of a process read nothing until [`go_on`], and leaves no room for one more message to it.
+fn stall_manager(daemon: &Daemon) {
+    kill_process(Pid::from_child(&daemon.child), Signal::STOP).unwrap();
+    let path = format!("/proc/{}/environ", daemon.server().as_raw_nonzero());
+    let environment = std::fs::read(path).unwrap();
+    let mut variables = environment.split(|byte| *byte == 0);
+    let name = variables.find_map(|text| text.strip_prefix(b"NOTIFY_SOCKET=@")).unwrap();
+    let address = SocketAddr::from_abstract_name(name).unwrap();
+    // Each socket has a bound of its own for what it has sent.
+    let fill = || {
+        let socket = UnixDatagram::unbound().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        (0..u32::MAX).find(|_| socket.send_to_addr(b"x", &address).is_err())
+    };
+    while fill() != Some(0) {}
+}
+
+/// A guest that was removed does not come back if the service manager has not read that yet when the process is killed.
+/// Whoever adds a guest that the service manager has not read of finds that in the log.
+#[test]
+fn guests_do_not_come_back_although_the_service_manager_does_not_read() {
+    let mut daemon = Daemon::supervised("deaf", &["name=a,vhost-user", "name=b,vhost-user"]);
+    add(&daemon, "c", "");
+    stall_manager(&daemon);
+    for name in ["c", "b"] {
+        assert_eq!(run(&daemon, &["remove", name]), (true, String::new()));
+    }
+    kill_process(daemon.server(), Signal::KILL).unwrap();
+    go_on(&daemon);
+    daemon.wait_for("ready");
+    // The command line names guest b.
+    assert_eq!(names(&daemon), ["a", "b"]);
+    assert_eq!(daemon.status()["guests"][1]["leaving"], false);
+    FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
+    stall_manager(&daemon);
+    add(&daemon, "d", "");
+    daemon.wait_for("the service manager does not read: a later process may not have the guest");
+    go_on(&daemon);
+    assert_eq!(run(&daemon, &["remove", "d"]), (true, String::new()));
+    daemon.end();
+}
+
 /// What a supervisor starts in the place of virtio-rdmad: it fails, or starts virtio-rdmad with more options, as files say.
 struct Program {
     test: &'static str,
@@ -1831,6 +1874,12 @@ fn a_process_follows_its_configuration_file() {
     wait_for_guest(&daemon, "c", false);
     drop(front_end);
     daemon.end();
+}
+
+/// Adds a guest to a running process.
+fn add(daemon: &Daemon, name: &str, more: &str) {
+    let guest = format!("name={name},{more}vhost-user={}", daemon.path(name).display());
+    assert_eq!(run(daemon, &["add", "--guest", &guest]), (true, String::new()));
 }
 
 #[test]

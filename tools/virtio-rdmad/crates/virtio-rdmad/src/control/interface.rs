@@ -96,6 +96,12 @@ impl Daemon {
         match self.surveyed.guests.add_one_more(spec, socket, sockets.next(), None, origin) {
             Ok(_) => {
                 tracing::info!(guest = name, "added");
+                if !self.surveyed.guests.are_kept() {
+                    tracing::warn!(
+                        guest = name,
+                        "the service manager does not read: a later process may not have the guest"
+                    );
+                }
                 Ok(Reply::parameters(Some(json!({}))))
             }
             Err(AddError::Name(name)) => Err(refused("NameTaken", "name", &name)),

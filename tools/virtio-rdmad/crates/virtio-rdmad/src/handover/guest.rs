@@ -267,8 +267,10 @@ impl Kept {
         postcard::to_extend(&self.more, record)
     }
 
-    /// Ends this, because the guest is removed.
-    pub fn end(&self) {
+    /// Ends this, because the guest is removed. The record says so at once, because the service manager may not have read
+    /// the message when this process is killed.
+    pub fn end(&mut self) {
+        self.set_leaves();
         self.ender()();
     }
 
@@ -549,6 +551,11 @@ impl Left {
 }
 
 impl Left {
+    /// Returns whether the guest is gone: it was to leave with its VMM, or was removed.
+    pub fn is_gone(&self) -> bool {
+        self.kept.leaves() && self.connected.is_none()
+    }
+
     /// Notes that threads of another process have aborted while they worked for these subjects.
     fn note_aborts(&mut self, aborted: &[u64]) {
         let (guest, subject) = (&self.spec.name, self.kept.subject());

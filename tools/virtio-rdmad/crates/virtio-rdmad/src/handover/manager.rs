@@ -90,13 +90,11 @@ impl Manager {
         Ok(())
     }
 
-    /// Waits until everything is sent, but not longer than this.
-    pub fn flush(&self, limit: Duration) {
-        let Some(queue) = self.queue.get() else { return };
+    /// Waits until everything is sent, but not longer than this. Returns whether it is.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let Some(queue) = self.queue.get() else { return true };
         let (done, is_done) = sync_channel(1);
-        if queue.try_send(Waiting::Flush(done)).is_ok() {
-            let _ = is_done.recv_timeout(limit);
-        }
+        queue.try_send(Waiting::Flush(done)).is_ok() && is_done.recv_timeout(limit).is_ok()
     }
 
     /// Returns whether the service manager keeps descriptors.
