@@ -56,6 +56,14 @@ pub enum DaemonError {
     /// Two sockets have one path.
     #[error("two sockets at {0}")]
     Path(PathBuf),
+    /// The options name a socket of a guest that was added, which they do not name.
+    #[error("{path}: is the socket of guest \"{guest}\", which was added: give that guest's name, or another path")]
+    Taken {
+        /// The path.
+        path: PathBuf,
+        /// The guest.
+        guest: String,
+    },
     /// Two uplinks are for one network.
     #[error("two uplinks for network \"{0}\"")]
     Uplink(String),
@@ -112,6 +120,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         inherited = Inherited::take(keeper, options.forget_unreadable)?;
     }
     let mut listeners = std::mem::take(&mut inherited.listeners);
+    adopt_sockets(options, &mut inherited, &mut listeners)?;
     let control = control_socket(options, &mut listeners)?;
     let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
         .map(|_| WorkerHandle::new())
@@ -169,9 +178,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if !options.forget_unreadable {
         unreadable.into_iter().next().map_or(Ok(()), Err)?;
     }
-    for forget in &added.gone {
-        forget();
-    }
+    added.changes.iter().for_each(|change| change());
     board.iter().for_each(Board::clear);
     crew.serve();
     sockets.own(&mut remover);
@@ -273,6 +280,27 @@ fn check(options: &Options) -> Result<(), DaemonError> {
         Some(path) => Err(DaemonError::Path(path.clone())),
         None => Ok(()),
     }
+}
+
+/// Has the sockets of guests that were added, and that the options name now, be those of any other guest of the options.
+fn adopt_sockets(
+    options: &Options,
+    inherited: &mut Inherited,
+    listeners: &mut Listeners,
+) -> Result<(), DaemonError> {
+    let named = options.guests.iter().flat_map(GuestSpec::sockets).chain(&options.control);
+    let paths: HashSet<&PathBuf> = named.collect();
+    for left in inherited.guests.iter_mut().filter(|left| left.origin == Origin::Call) {
+        let guest = &left.spec.name;
+        let taken = left.spec.sockets().find(|path| paths.contains(path));
+        if options.guests.iter().any(|spec| spec.name == *guest) {
+            let sockets = left.listener.take().into_iter().chain(left.nic.take());
+            sockets.for_each(|socket| listeners.adopt(socket));
+        } else if let Some(path) = taken.filter(|_| !left.is_gone()) {
+            return Err(DaemonError::Taken { path: path.clone(), guest: guest.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// Makes the control socket, if there is to be one.
@@ -459,8 +487,9 @@ fn tell(manager: Option<&Manager>, assignment: &str) {
 struct Added {
     /// Those whose VMMs are connected.
     resumed: Vec<Resumed>,
-    /// Forget what is left of guests that do not come back, and of VMMs that are disconnected.
-    gone: Vec<Box<dyn Fn()>>,
+    /// Change what is left: forget guests that do not come back and VMMs that are disconnected, and keep guests for which
+    /// the options have spoken up.
+    changes: Vec<Box<dyn Fn()>>,
 }
 
 impl Added {
@@ -472,7 +501,20 @@ impl Added {
                 kept.disconnect();
             }
         };
-        self.gone.extend(is_fenced.then(|| Box::new(disconnect) as Box<dyn Fn()>));
+        self.changes.extend(is_fenced.then(|| Box::new(disconnect) as Box<dyn Fn()>));
+    }
+
+    /// Has a guest be kept as the options name it, if it was added.
+    fn note_named(&mut self, guest: &Arc<Guest>, was_added: bool) {
+        if !was_added {
+            return;
+        }
+        let guest = guest.clone();
+        self.changes.push(Box::new(move || {
+            if let Some(mut kept) = guest.kept() {
+                kept.renew();
+            }
+        }));
     }
 }
 
@@ -488,7 +530,7 @@ fn add_guests(
     let (gone, there) = std::mem::take(&mut inherited.guests).into_iter().partition(Left::is_gone);
     let gone: Vec<_> = gone;
     inherited.guests = there;
-    added.gone.extend(gone.iter().map(|left| Box::new(left.kept.ender()) as Box<dyn Fn()>));
+    added.changes.extend(gone.iter().map(|left| Box::new(left.kept.ender()) as Box<dyn Fn()>));
     for spec in &options.guests {
         let may_stay = inherited.has_access_of(spec);
         let socket = listeners.bind(&spec.path, Kind::Stream, &spec.access, may_stay)?;
@@ -496,9 +538,11 @@ fn add_guests(
         let left = inherited.remove(&spec.name);
         let origin = options.origin_of(spec);
         let is_fenced = left.as_ref().is_some_and(|left| left.is_fenced);
+        let was_added = left.as_ref().is_some_and(|left| left.origin == Origin::Call);
         let (spec, kept, connected) = go_on(spec, left);
         let guest = guests.add(Arriving { spec, socket, nic: None, memory, kept, origin })?;
         added.note_fence(&guest, is_fenced);
+        added.note_named(&guest, was_added);
         added.resumed.extend(connected.map(|connected| (guest, connected)));
     }
     for left in inherited.guests {
@@ -506,7 +550,7 @@ fn add_guests(
         let is_called = left.origin == Origin::Call;
         let (forget, is_fenced) = (left.kept.ender(), left.is_fenced);
         if !is_called && left.connected.is_none() {
-            added.gone.push(Box::new(forget));
+            added.changes.push(Box::new(forget));
             continue;
         }
         match add_again(guests, left) {
@@ -523,7 +567,7 @@ fn add_guests(
             }
             Err(error) => {
                 tracing::error!(guest = name, error, "the guest cannot be added again");
-                added.gone.push(Box::new(forget));
+                added.changes.push(Box::new(forget));
             }
         }
     }
@@ -532,10 +576,17 @@ fn add_guests(
 
 /// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of it.
 fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Option<Connected>) {
-    let Some(Left { mut kept, spec: old, named, connected, .. }) = left else {
+    let Some(Left { mut kept, spec: old, named, origin, connected, .. }) = left else {
         return (spec.clone(), None, None);
     };
-    if spec.is_named(&named) {
+    if origin == Origin::Call {
+        tracing::info!(
+            guest = spec.name,
+            socket = %spec.path.display(),
+            former_socket = %old.path.display(),
+            "the guest was added, and the options name it now: they say what it may do and where its VMM connects"
+        );
+    } else if spec.is_named(&named) {
         // Whoever has changed its policy since then has the last word.
         return (old, Some(kept), connected);
     }

@@ -6,7 +6,7 @@ use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{DirEntryExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirEntryExt, FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -1876,10 +1876,163 @@ fn a_process_follows_its_configuration_file() {
     daemon.end();
 }
 
+/// Starts a process that has a guest of the command line and a configuration file without guests, as `supervise` or this
+/// program starts it.
+fn with_file(test: &str, program: Option<&Program>) -> (Daemon, ConfigFile) {
+    let file = ConfigFile::new(test, "");
+    let mut command = Command::new(BINARY);
+    command.arg("supervise");
+    if let Some(program) = program {
+        command.arg("--program").arg(program.directory.join("program"));
+    }
+    let path = file.0.to_str().unwrap();
+    command.arg("--");
+    (Daemon::run(command, test, &["--config", path], &["name=o,vhost-user"]), file)
+}
+
+/// Has a process follow its configuration file. Returns whether that worked, and all that was said.
+fn reload(daemon: &Daemon, file: &ConfigFile) -> (bool, String) {
+    let mut command = Command::new(BINARY);
+    command.args(["reload", "--control"]).arg(daemon.path("control"));
+    let output = output(command.arg("--config").arg(&file.0));
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+/// Returns the table of a guest in a configuration file.
+fn table(daemon: &Daemon, name: &str, socket: &str, more: &str) -> String {
+    let path = daemon.path(socket).display().to_string();
+    format!("[[guest]]\nname = '{name}'\nvhost-user = '{path}'\n{more}\n")
+}
+
 /// Adds a guest to a running process.
 fn add(daemon: &Daemon, name: &str, more: &str) {
     let guest = format!("name={name},{more}vhost-user={}", daemon.path(name).display());
     assert_eq!(run(daemon, &["add", "--guest", &guest]), (true, String::new()));
+}
+
+/// A guest that was added, and that the configuration file names later, goes on where it was and is the file's from then on.
+#[test]
+fn an_added_guest_goes_over_to_the_configuration_file() {
+    let (mut daemon, file) = with_file("named-later", None);
+    for name in ["b", "c"] {
+        add(&daemon, name, "pds=9,");
+    }
+    assert_eq!(run(&daemon, &["set", "b", "pds=8"]), (true, String::new()));
+    let before = sockets(&daemon);
+    let front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+    front_end.wait(1);
+    let b = table(&daemon, "b", "b", "pds = 9");
+    file.write(&(b.clone() + &table(&daemon, "c", "c", "pds = 3")));
+    let (worked, said) = reload(&daemon, &file);
+    let needs = ["b", "c"]
+        .map(|name| format!("needs a restart: guest {name}, which is not of the file (call)\n"));
+    assert!(worked && said == needs.concat(), "{said}");
+    assert_eq!(guests(&daemon), ["b call 8", "c call 9", "o options 65536"]);
+
+    // The socket of the third process is that of the first one.
+    for posted in 2..4 {
+        daemon.restart();
+        assert_eq!(guests(&daemon), ["b file 9", "c file 3", "o options 65536"]);
+        assert_eq!(sockets(&daemon), before);
+        assert!(!needs_reset(&front_end));
+        front_end.post(posted);
+        front_end.kick();
+        front_end.wait(posted);
+    }
+    assert_eq!(run(&daemon, &["set", "c", "pds=4"]), (true, String::new()));
+    daemon.crash();
+    assert_eq!(guests(&daemon), ["b file 9", "c file 4", "o options 65536"]);
+    assert!(needs_reset(&front_end));
+    front_end.start_again(1).wait(1);
+    daemon.wait_for("disconnected");
+    for name in ["b", "c"] {
+        FrontEnd::start(connect(&daemon.path(name)), 1).wait(1);
+        daemon.wait_for("disconnected");
+    }
+    assert_eq!(reload(&daemon, &file), (true, String::new()));
+    file.write(&b);
+    assert_eq!(reload(&daemon, &file), (true, "c: removed\n".to_owned()));
+    file.write("");
+    daemon.restart();
+    assert_eq!(names(&daemon), ["o"]);
+    daemon.end();
+}
+
+/// A guest that was added keeps its VMM where the configuration file gives it another path or MAC address.
+#[test]
+fn an_added_guest_that_the_file_changes_keeps_its_vmm() {
+    let (mut daemon, file) = with_file("changed-later", None);
+    add(&daemon, "b", "mac=52:54:00:00:00:0b,");
+    let front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+    front_end.wait(1);
+    file.write(&table(&daemon, "b", "moved", "mac = '52:54:00:00:00:0c'"));
+    daemon.ask_to_restart();
+    daemon.wait_for("the guest was added, and the options name it now");
+    daemon.wait_for("its VMM is connected to another kind of device: the guest stays as it was");
+    daemon.wait_for("ready");
+    assert!(!needs_reset(&front_end));
+    front_end.post(2);
+    front_end.kick();
+    front_end.wait(2);
+    assert_eq!(daemon.status()["guests"][1]["mac"], "52:54:00:00:00:0b");
+    drop(front_end);
+    daemon.wait_for("disconnected");
+    daemon.restart();
+    assert_eq!(daemon.status()["guests"][1]["mac"], "52:54:00:00:00:0c");
+    FrontEnd::start(connect(&daemon.path("moved")), 1).wait(1);
+    // Nobody listens at the path that `add` has made.
+    assert!(UnixStream::connect(daemon.path("b")).is_err());
+    std::fs::remove_file(daemon.path("b")).unwrap();
+    daemon.wait_for("disconnected");
+    daemon.end();
+}
+
+/// Processes that cannot start because of what the file says of a guest that was added, or for another reason, cost that
+/// guest nothing: it is there as before when the file is.
+#[test]
+fn a_file_that_is_wrong_costs_an_added_guest_nothing() {
+    let program = Program::new("wrong-later");
+    let (mut daemon, file) = with_file("wrong-later", Some(&program));
+    add(&daemon, "b", "");
+    let front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+    front_end.wait(1);
+    let before = sockets(&daemon).remove(0);
+    let [x, b, moved] = [("x", "b"), ("b", "b"), ("b", "moved")]
+        .map(|(name, socket)| table(&daemon, name, socket, ""));
+    let taken = "/b: is the socket of guest \"b\", which was added";
+    let pinned = "worker 0: pinning to CPU 1023";
+    file.write(&x);
+    let (worked, said) = reload(&daemon, &file);
+    assert!(!worked && said.contains("another process listens there"), "{said}");
+    let mistakes = [(&x, "", taken), (&b, "--cpus 1023", pinned), (&moved, "--cpus 1023", pinned)];
+    for (posted, (text, options, error)) in (2..).zip(mistakes) {
+        file.write(text);
+        program.add(options);
+        daemon.ask_to_restart();
+        (0..3).for_each(|_| daemon.wait_for(error));
+        program.fail(true);
+        daemon.wait_for("exit status: 1");
+        file.write("");
+        program.add("");
+        program.fail(false);
+        daemon.wait_for("ready");
+        assert_eq!(guests(&daemon), ["b call 65536", "o options 65536"]);
+        assert_eq!(sockets(&daemon)[0], before);
+        assert!(!needs_reset(&front_end));
+        front_end.post(posted);
+        front_end.kick();
+        front_end.wait(posted);
+    }
+    drop(front_end);
+    daemon.wait_for("disconnected");
+    FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
+    daemon.wait_for("disconnected");
+    assert_eq!(run(&daemon, &["remove", "b"]), (true, String::new()));
+    // A process that fails leaves the files of its own sockets if it has taken over others.
+    std::fs::remove_file(daemon.path("moved")).unwrap();
+    program.remove();
+    daemon.end();
 }
 
 #[test]
@@ -2025,6 +2178,7 @@ fn go_on(daemon: &Daemon) {
 /// Returns the inodes of the sockets of a process, by name.
 fn sockets(daemon: &Daemon) -> Vec<(String, u64)> {
     let entries = std::fs::read_dir(&daemon.directory).unwrap().map(Result::unwrap);
+    let entries = entries.filter(|entry| entry.file_type().unwrap().is_socket());
     let mut sockets: Vec<_> =
         entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.ino())).collect();
     sockets.sort();

@@ -176,6 +176,16 @@ impl Kept {
         }
     }
 
+    /// Keeps the guest as it is now if it has no VMM. One that has a VMM is kept when its [`ConnectionJournal`] begins.
+    pub fn renew(&mut self) {
+        if self.record.connection.is_some() {
+            return;
+        }
+        if let Err(error) = self.write(Change::Descriptors, &[], None) {
+            refused(&self.record.spec, &error);
+        }
+    }
+
     /// Returns how the guest's origin names it.
     pub fn named(&self) -> &str {
         &self.record.named

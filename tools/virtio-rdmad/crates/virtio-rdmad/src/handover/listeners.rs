@@ -26,8 +26,10 @@ const NAME: &str = "listener-";
 pub struct Listeners {
     /// Those that this process does not use yet.
     left: Vec<Left>,
-    /// The names by which the service manager keeps all of them.
+    /// The names by which the service manager keeps them, but for those that were adopted.
     names: Vec<String>,
+    /// Whether sockets of guests that were added are among them.
+    has_adopted: bool,
 }
 
 /// A socket that another process has left.
@@ -36,9 +38,18 @@ struct Left {
     path: PathBuf,
     /// Its file, if that is known.
     file: Option<FileId>,
+    /// Whether it is that of a guest that was added. Nobody makes such a socket again.
+    is_adopted: bool,
 }
 
 impl Left {
+    /// Takes a socket, if it has a path.
+    fn of(descriptor: OwnedFd, file: Option<FileId>, is_adopted: bool) -> Option<Self> {
+        let listener = UnixListener::from(descriptor);
+        let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
+        Some(Self { descriptor: listener.into(), path, file, is_adopted })
+    }
+
     /// Returns the name of its file, if that is still there.
     fn name(&self) -> Option<Name> {
         let name = Name::of_socket(&self.path).ok()?;
@@ -60,15 +71,16 @@ impl Listeners {
         let mut left = Vec::new();
         for name in &names {
             let file = file_of(name);
-            for descriptor in kept.remove(name).unwrap_or_default() {
-                let listener = UnixListener::from(descriptor);
-                let address = listener.local_addr().ok();
-                let path = address.and_then(|address| address.as_pathname().map(Path::to_owned));
-                let of_path = |path| Left { descriptor: listener.into(), path, file };
-                left.extend(path.map(of_path));
-            }
+            let descriptors = kept.remove(name).unwrap_or_default();
+            left.extend(descriptors.into_iter().filter_map(|one| Left::of(one, file, false)));
         }
-        Self { left, names }
+        Self { left, names, has_adopted: false }
+    }
+
+    /// Takes a socket of a guest that was added to an earlier process, and that the options of this one name.
+    pub fn adopt(&mut self, socket: OwnedFd) {
+        self.left.extend(Left::of(socket, None, true));
+        self.has_adopted = true;
     }
 
     /// Returns the socket of this path: the one that another process has left, if it `may_stay` and its file is there, and
@@ -92,9 +104,10 @@ impl Listeners {
         Socket::bind(path, kind, access)
     }
 
-    /// Removes the files of the sockets that this process has no use for.
+    /// Removes the files of the sockets that this process has no use for. Those of guests that were added stay: this process
+    /// may fail yet, and the next one may have the guests as they were.
     pub fn remove_rest(&mut self) {
-        self.left.drain(..).for_each(Left::remove);
+        self.left.drain(..).filter(|left| !left.is_adopted).for_each(Left::remove);
     }
 
     /// Has the service manager close the sockets, because this process serves now.
@@ -104,7 +117,7 @@ impl Listeners {
 
     /// Returns whether another process has left any.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.names.is_empty() && !self.has_adopted
     }
 }
 
