@@ -210,6 +210,10 @@ impl Protocol for VfioUser {
         self.registers.features()
     }
 
+    fn missing_features(&self, features: u64) -> u64 {
+        self.registers.missing(features)
+    }
+
     fn queues(&self) -> Vec<QueueSetup> {
         if self.started {
             self.registers.enabled_queues()

@@ -128,7 +128,7 @@ impl Registers {
             vector: Arc::new(Vector::of_queue(interrupts)),
         };
         Self {
-            offered: features | F_VERSION_1 | F_ACCESS_PLATFORM,
+            offered: with_own(features),
             accepted: 0,
             device_select: 0,
             driver_select: 0,
@@ -143,6 +143,15 @@ impl Registers {
     /// Returns the number of MSI-X vectors: one for each queue and one for configuration changes.
     pub fn vectors(&self) -> u16 {
         self.vectors
+    }
+
+    /// Returns which features the driver has agreed to that a device with these features does not have. Before
+    /// FEATURES_OK a driver may have written anything.
+    pub fn missing(&self, features: u64) -> u64 {
+        match self.status & status::FEATURES_OK {
+            0 => 0,
+            _ => self.accepted & !with_own(features),
+        }
     }
 
     /// Returns the features that the driver accepted.
@@ -369,6 +378,11 @@ impl Registers {
     fn idle(&mut self) -> Option<&mut Queue> {
         self.selected().filter(|queue| !queue.enabled)
     }
+}
+
+/// Returns the feature bits of a device with these features, and those of this transport.
+fn with_own(features: u64) -> u64 {
+    features | F_VERSION_1 | F_ACCESS_PLATFORM
 }
 
 /// Returns the low (0) or the high (1) half of a 64-bit register; zero for any other selection.

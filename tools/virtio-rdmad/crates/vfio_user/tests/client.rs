@@ -292,6 +292,26 @@ fn features_that_were_not_offered_are_refused() {
     assert_eq!(client.read(0, 20, 1).unwrap(), [3], "nor does DRIVER_OK without it");
     assert_eq!(client.server.protocol().faults().get(Fault::Register), 1);
     assert!(client.device.started.is_none());
+    let server = &client.server;
+    assert_eq!(server.missing_features(0), 0, "what a driver has not agreed to does not matter");
+}
+
+#[test]
+fn features_that_a_successor_does_not_have_are_known() {
+    let mut client = Client::new();
+    for (offset, data) in
+        [(20, &[3][..]), (12, &[2, 0, 0, 0]), (8, &[1, 0, 0, 0]), (12, &[1, 0, 0, 0])]
+    {
+        client.write(0, offset, data).unwrap();
+    }
+    client.write(0, 20, &[0xb]).unwrap();
+    client.succeed(client.server.protocol().state()).unwrap();
+    assert_eq!(
+        [0b11, 0b10, 0b01].map(|has| client.server.missing_features(has)),
+        [0, 0, 2]
+    );
+    client.write(0, 20, &[0]).unwrap();
+    assert_eq!(client.server.missing_features(0), 0);
 }
 
 #[test]

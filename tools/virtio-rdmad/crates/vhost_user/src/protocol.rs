@@ -181,6 +181,10 @@ impl Protocol for VhostUser {
         self.features
     }
 
+    fn missing_features(&self, features: u64) -> u64 {
+        self.features & !with_own(features)
+    }
+
     fn queues(&self) -> Vec<QueueSetup> {
         let started = (0..self.vrings.len()).filter(|index| self.vrings[*index].started.is_some());
         started.filter_map(|index| self.setup(index).ok()).collect()
@@ -193,8 +197,12 @@ impl Protocol for VhostUser {
 
     fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
         let count = backend.queue_count().min(crate::MAX_QUEUES);
-        if self.vrings.len() != count.into() || self.features & !with_own(backend.features()) != 0 {
+        if self.vrings.len() != count.into() {
             return Err(ResumeError::Device);
+        }
+        let missing = self.missing_features(backend.features());
+        if missing != 0 {
+            return Err(ResumeError::Features(missing));
         }
         self.needs_reset();
         let mut queues = self.queues();
@@ -662,7 +670,7 @@ fn places(layout: &Layout) -> [u64; 3] {
     [layout.desc, layout.avail, layout.used]
 }
 
-/// Returns the feature bits that the device and this transport offer.
+/// Returns the feature bits that a device with these features and this transport offer.
 ///
 /// The event index is not offered: an armed CQ that has CQEs already would not signal the next one.
 /// Indirect descriptors are not: no chain of this device has more than two. A driver that declines a bit

@@ -38,8 +38,9 @@ pub enum Ended {
 impl Ended {
     /// Returns whether what another process has left cannot be read, so that another version may have written it.
     pub fn is_unreadable(&self) -> bool {
-        use ResumeError::{Descriptors, Encoding, Value};
-        matches!(self, Self::Resume(Encoding(_) | Value { .. } | Descriptors { .. }))
+        use ResumeError::{Descriptors, Device, Encoding, Features, Value};
+        let Self::Resume(error) = self else { return false };
+        matches!(error, Encoding(_) | Value { .. } | Descriptors { .. } | Features(_) | Device)
     }
 
     /// Returns whether the guest's VMM just went away.
@@ -79,7 +80,8 @@ fn resume(
         Transport::VhostUser => Box::new(vhost_user::resume(stream, share, state)?),
         Transport::VfioUser => Box::new(vfio_user::resume(stream, device_id(), share, state)?),
     };
-    let is_loaded = image.is_some_and(|image| load(guest, &server, image));
+    let is_whole = server.missing_features(guest.device.features()) == 0;
+    let is_loaded = is_whole && image.is_some_and(|image| load(guest, &server, image));
     let mut backend = GuestBackend::new(guest, poller);
     if is_loaded {
         backend.go_on(server.features(), server.queues()).map_err(Ended::GoOn)?;
@@ -206,6 +208,15 @@ impl Connection {
             next: Next::Idle,
             ended: None,
         })
+    }
+
+    /// Checks that the device has all features that the driver has agreed to with another process. If it does not, the
+    /// device has failed, and the driver is asked for a reset.
+    pub fn check_features(&self) -> Result<(), Ended> {
+        match self.server.missing_features(self.guest.device.features()) {
+            0 => Ok(()),
+            missing => Err(ResumeError::Features(missing).into()),
+        }
     }
 
     /// Keeps from now on what the VMM says, in the place of what another process has left of the guest.

@@ -141,7 +141,11 @@ impl Worker {
             guest.link.set_worker(Some(self.index));
             self.handle().claim();
             match self.connect(&guest, connected) {
-                Some(Ok(connection)) => self.take(connection, true),
+                Some(Ok(connection)) => {
+                    let missing = connection.check_features().err();
+                    unreadable.extend(missing.and_then(|ended| Unreadable::of(&guest, &ended)));
+                    self.take(connection, true);
+                }
                 Some(Err(ended)) => {
                     unreadable.extend(Unreadable::of(&guest, &ended));
                     self.not_loaded.push((guest, Some(ended)));

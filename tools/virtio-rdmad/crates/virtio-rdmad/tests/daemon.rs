@@ -1389,7 +1389,7 @@ impl Program {
         let (program, more) = (directory.join("program"), directory.join("more"));
         let (fail, more) = (directory.join("fail").display().to_string(), more.display());
         let script =
-            format!("#!/bin/sh\n[ ! -e {fail} ] || exit 1\nexec {BINARY} \"$@\" $(cat {more})\n");
+            format!("#!/bin/sh\n[ ! -e {fail} ] || exit 3\nexec {BINARY} \"$@\" $(cat {more})\n");
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
         let this = Self { test, directory };
@@ -1495,7 +1495,7 @@ fn what_cannot_be_read_stays() {
     let journal = &journals[0];
     program.fail(true);
     daemon.ask_to_restart();
-    daemon.wait_for("exit status: 1");
+    daemon.wait_for("exit status: 3");
     let places = [8, (1 << 20) + 8];
     let version = places.map(|place| {
         let mut version = [0; 4];
@@ -1523,7 +1523,7 @@ fn what_cannot_be_read_stays() {
     // Whoever does not want to go back does without the guest.
     program.fail(true);
     daemon.ask_to_restart();
-    daemon.wait_for("exit status: 1");
+    daemon.wait_for("exit status: 3");
     for place in places {
         journal.write_all_at(&99_u32.to_le_bytes(), place).unwrap();
     }
@@ -1537,6 +1537,113 @@ fn what_cannot_be_read_stays() {
     drop(front_ends);
     program.remove();
     daemon.end();
+}
+
+/// The beginning of a record in a journal, in front of what the VMM has said: the guest, as it is and as it was named, who
+/// has named it, whether it leaves, and whether its sockets are there.
+type Record = (String, String, u32, bool, bool, Option<Vec<u8>>);
+
+/// Changes what the VMM of a guest has said, in the newest record of that guest's journal.
+fn forge(journals: &[File], name: &str, change: impl Fn(&[u8]) -> Vec<u8>) {
+    const HEAD: usize = 36;
+    const SLOT: u64 = 1 << 20;
+    let newest = |journal: &File| {
+        let heads = [0, 1].map(|slot| {
+            let mut head = [0; HEAD];
+            journal.read_exact_at(&mut head, slot * SLOT).unwrap();
+            (u64::from_le_bytes(head[16..24].try_into().unwrap()), slot, head)
+        });
+        heads.into_iter().max().unwrap()
+    };
+    let mut forged = 0;
+    for journal in journals {
+        let (_, slot, mut head) = newest(journal);
+        let mut record = vec![0; u32::from_le_bytes(head[12..16].try_into().unwrap()) as usize];
+        journal.read_exact_at(&mut record, slot * SLOT + HEAD as u64).unwrap();
+        let (mut decoded, rest): (Record, _) = postcard::take_from_bytes(&record).unwrap();
+        if !decoded.0.contains(&format!("name={name},")) {
+            continue;
+        }
+        decoded.5 = Some(change(&decoded.5.unwrap()));
+        let record = [&postcard::to_stdvec(&decoded).unwrap()[..], rest].concat();
+        head[12..16].copy_from_slice(&u32::try_from(record.len()).unwrap().to_le_bytes());
+        head[HEAD - 4..].fill(0);
+        let checksum = crc32fast::hash(&[&head[..], &record].concat());
+        head[HEAD - 4..].copy_from_slice(&checksum.to_le_bytes());
+        journal.write_all_at(&[&head[..], &record].concat(), slot * SLOT).unwrap();
+        forged += 1;
+    }
+    assert_eq!(forged, 1, "one journal of guest {name}");
+}
+
+/// A feature bit that no version of the device has.
+const UNKNOWN: u64 = 1 << 49;
+
+/// Has the driver agree to one more feature, or one less, in what its VMM has said.
+fn toggle_feature(transport: Transport, said: &[u8]) -> Vec<u8> {
+    match transport {
+        Transport::VhostUser => {
+            let (features, rest): (u64, _) = postcard::take_from_bytes(said).unwrap();
+            [&postcard::to_stdvec(&(features ^ UNKNOWN)).unwrap()[..], rest].concat()
+        }
+        Transport::VfioUser => {
+            type Said = (bool, bool, Vec<u8>, u32, u64, u64);
+            let (mut said, rest): (Said, _) = postcard::take_from_bytes(said).unwrap();
+            (said.4, said.5) = (said.4 ^ UNKNOWN, said.5 ^ UNKNOWN);
+            [&postcard::to_stdvec(&said).unwrap()[..], rest].concat()
+        }
+    }
+}
+
+/// A process does not start if a driver has agreed to a feature that this version does not have. The version that has
+/// offered it goes on, and nobody has lost anything, also if that version had crashed.
+#[test]
+fn a_feature_that_is_not_there_any_more_keeps_a_process_from_starting() {
+    let refused = "a: what the last process has left cannot be read: the driver has agreed to the feature bits \
+                   0x2000000000000, which this version does not have. Nothing of it has changed";
+    for transport in TRANSPORTS {
+        let program = Program::new("features");
+        let mut daemon = program.supervise(&two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        let journals = journals(&daemon);
+        let toggle = || forge(&journals, "a", |said| toggle_feature(transport, said));
+        for ends in [Signal::HUP, Signal::KILL] {
+            pair.send();
+            program.fail(true);
+            match ends {
+                Signal::HUP => daemon.ask_to_restart(),
+                _ => kill_process(daemon.server(), ends).unwrap(),
+            }
+            daemon.wait_for("exit status: 3");
+            toggle();
+            program.fail(false);
+            (0..2).for_each(|_| daemon.wait_for(refused));
+            program.fail(true);
+            daemon.wait_for("exit status: 3");
+            toggle();
+            program.fail(false);
+            daemon.wait_for("ready");
+            if ends == Signal::HUP {
+                pair.receive();
+            }
+            let status = daemon.status();
+            let connected = [0, 1].map(|guest| status["guests"][guest]["connected"] == true);
+            assert_eq!(connected, [true; 2], "{transport:?}");
+        }
+        // Whoever does not want to go back does without the device, or with a reset if the VMM can ask the driver for it.
+        program.fail(true);
+        kill_process(daemon.server(), Signal::KILL).unwrap();
+        daemon.wait_for("exit status: 3");
+        toggle();
+        program.add("--forget-unreadable");
+        program.fail(false);
+        daemon.wait_for("ready");
+        let status = daemon.status();
+        let connected = [0, 1].map(|guest| status["guests"][guest]["connected"] == true);
+        assert_eq!(connected, [transport == Transport::VfioUser, true]);
+        program.remove();
+        daemon.end();
+    }
 }
 
 /// A guest that the command line does not have any more stays until its VMM leaves. One without a VMM is gone.
@@ -2012,7 +2119,7 @@ fn a_file_that_is_wrong_costs_an_added_guest_nothing() {
         daemon.ask_to_restart();
         (0..3).for_each(|_| daemon.wait_for(error));
         program.fail(true);
-        daemon.wait_for("exit status: 1");
+        daemon.wait_for("exit status: 3");
         file.write("");
         program.add("");
         program.fail(false);

@@ -53,6 +53,9 @@ pub enum ResumeError {
     /// Memory of the guest cannot be mapped.
     #[error("the connection's state: {0}")]
     Memory(#[from] memory::MapError),
+    /// The driver has agreed to features that the device does not have: a later version has served it.
+    #[error("the driver has agreed to the feature bits {0:#x}, which this version does not have")]
+    Features(u64),
     /// The driver was offered another device than there is now.
     #[error("the connection's state is that of another device")]
     Device,

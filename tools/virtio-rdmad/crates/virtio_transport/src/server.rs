@@ -44,6 +44,9 @@ pub trait Protocol: Send {
     /// Returns the feature bits that the driver has agreed on.
     fn features(&self) -> u64;
 
+    /// Returns which feature bits the driver has agreed to that a device with these features does not have.
+    fn missing_features(&self, features: u64) -> u64;
+
     /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
     fn queues(&self) -> Vec<QueueSetup>;
 
@@ -112,6 +115,11 @@ impl<P: Protocol + ?Sized> Server<P> {
     /// Returns the feature bits that the driver has agreed on.
     pub fn features(&self) -> u64 {
         self.protocol.features()
+    }
+
+    /// Returns which feature bits the driver has agreed to that a device with these features does not have.
+    pub fn missing_features(&self, features: u64) -> u64 {
+        self.protocol.missing_features(features)
     }
 
     /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
