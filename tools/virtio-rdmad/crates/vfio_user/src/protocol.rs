@@ -214,6 +214,10 @@ impl Protocol for VfioUser {
         self.registers.missing(features)
     }
 
+    fn withdraw(&mut self, features: u64) {
+        self.registers.withdraw(features);
+    }
+
     fn queues(&self) -> Vec<QueueSetup> {
         if self.started {
             self.registers.enabled_queues()

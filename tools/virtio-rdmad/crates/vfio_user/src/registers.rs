@@ -205,14 +205,12 @@ impl Registers {
         }
     }
 
-    /// Makes registers of these values.
+    /// Makes registers of these values. The driver may have agreed to more than is offered by now: [`Self::missing`] says
+    /// whether that matters.
     pub fn load(saved: &Saved, interrupts: &Arc<Interrupts>) -> Result<Self, ResumeError> {
         let refused = |what, value| Err(ResumeError::Value { what, value });
         if saved.queues.len() > crate::MAX_QUEUES.into() {
             return refused("number of queues", saved.queues.len() as u64);
-        }
-        if saved.accepted & !saved.offered != 0 && saved.status & status::FEATURES_OK != 0 {
-            return refused("feature bits", saved.accepted);
         }
         let sizes: Vec<u16> = saved.queues.iter().map(|queue| queue.max_size).collect();
         let mut registers = Self::new(saved.offered, &sizes, interrupts);
@@ -246,6 +244,11 @@ impl Registers {
             registers.queues.iter().map(|queue| queue.max_size).collect()
         };
         sizes(self) == sizes(other)
+    }
+
+    /// Offers nothing any more that a device with these features does not have, from the next negotiation on.
+    pub fn withdraw(&mut self, features: u64) {
+        self.offered &= with_own(features);
     }
 
     /// Offers what another device offers, from the next negotiation on.

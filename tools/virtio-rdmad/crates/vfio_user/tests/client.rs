@@ -35,11 +35,16 @@ struct Device {
     is_slow: bool,
     /// Whether one of them is under way.
     is_busy: bool,
+    /// The features that it has and does not offer.
+    withheld: u64,
 }
 
 impl Backend for Device {
     fn features(&self) -> u64 {
         0b11
+    }
+    fn offered(&self) -> u64 {
+        self.features() & !self.withheld
     }
     fn set_features(&mut self, features: u64) {
         self.features = features;
@@ -306,12 +311,26 @@ fn features_that_a_successor_does_not_have_are_known() {
     }
     client.write(0, 20, &[0xb]).unwrap();
     client.succeed(client.server.protocol().state()).unwrap();
-    assert_eq!(
-        [0b11, 0b10, 0b01].map(|has| client.server.missing_features(has)),
-        [0, 0, 2]
-    );
+    assert_eq!([0b11, 0b10, 0b01].map(|has| client.server.missing_features(has)), [0, 0, 2]);
+    // A driver that was asked for a reset has not followed when the next process starts.
+    client.device.withheld = 2;
+    client.server.fail(&mut client.device).unwrap();
+    client.succeed(client.server.protocol().state()).unwrap();
+    assert_eq!(client.server.missing_features(0b01), 2);
     client.write(0, 20, &[0]).unwrap();
-    assert_eq!(client.server.missing_features(0), 0);
+    assert_eq!(client.server.missing_features(0b01), 0);
+}
+
+/// The next negotiation is about what the successor has, and about nothing that the VMM does not know.
+#[test]
+fn a_successor_offers_no_more_than_it_has() {
+    let mut client = Client::new();
+    assert_eq!(client.read(0, 4, 4).unwrap(), [3, 0, 0, 0]);
+    client.succeed(client.server.protocol().state()).unwrap();
+    client.server.withdraw(0b101);
+    assert_eq!(client.read(0, 4, 4).unwrap(), [1, 0, 0, 0]);
+    client.write(0, 0, &[1, 0, 0, 0]).unwrap();
+    assert_eq!(client.read(0, 4, 4).unwrap(), [3, 0, 0, 0], "the bits of the transport");
 }
 
 #[test]

@@ -185,6 +185,9 @@ impl Protocol for VhostUser {
         self.features & !with_own(features)
     }
 
+    /// A front end asks for what is offered each time.
+    fn withdraw(&mut self, _features: u64) {}
+
     fn queues(&self) -> Vec<QueueSetup> {
         let started = (0..self.vrings.len()).filter(|index| self.vrings[*index].started.is_some());
         started.filter_map(|index| self.setup(index).ok()).collect()

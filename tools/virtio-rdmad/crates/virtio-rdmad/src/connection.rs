@@ -84,6 +84,7 @@ fn resume(
     let is_loaded = is_whole && image.is_some_and(|image| load(guest, &server, image));
     let mut backend = GuestBackend::new(guest, poller);
     if is_loaded {
+        server.withdraw(guest.device.features());
         backend.go_on(server.features(), server.queues()).map_err(Ended::GoOn)?;
     } else {
         server.fail(&mut backend)?;

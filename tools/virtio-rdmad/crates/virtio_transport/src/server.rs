@@ -47,6 +47,10 @@ pub trait Protocol: Send {
     /// Returns which feature bits the driver has agreed to that a device with these features does not have.
     fn missing_features(&self, features: u64) -> u64;
 
+    /// Offers nothing of what another process has offered, from the next negotiation on, that a device with these features
+    /// does not have.
+    fn withdraw(&mut self, features: u64);
+
     /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
     fn queues(&self) -> Vec<QueueSetup>;
 
@@ -120,6 +124,12 @@ impl<P: Protocol + ?Sized> Server<P> {
     /// Returns which feature bits the driver has agreed to that a device with these features does not have.
     pub fn missing_features(&self, features: u64) -> u64 {
         self.protocol.missing_features(features)
+    }
+
+    /// Offers nothing of what another process has offered, from the next negotiation on, that a device with these features
+    /// does not have.
+    pub fn withdraw(&mut self, features: u64) {
+        self.protocol.withdraw(features);
     }
 
     /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
