@@ -70,6 +70,8 @@ impl Device {
     /// The device may go on afterwards, if the image is not used.
     pub fn save(&self) -> Vec<u8> {
         self.settle();
+        // A command that was carried out is not done once more.
+        lock(&self.guest.control).reply();
         let is_started = self.started.load(Ordering::Acquire);
         seal(&Image::of(&self.guest, self.mac, is_started))
     }

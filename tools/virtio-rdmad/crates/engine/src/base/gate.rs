@@ -45,16 +45,15 @@ impl Gate {
         self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED == 0
     }
 
-    /// Closes it, and waits until nobody is inside; whether that took any time.
-    pub fn close(&self) -> bool {
+    /// Closes it, and waits until nobody is inside.
+    pub fn close(&self) {
         if self.shut() {
-            return false;
+            return;
         }
         let mut guard = self.lock();
         while self.state.load(Ordering::Acquire) != CLOSED {
             guard = self.last_left.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
-        true
     }
 
     /// Returns whether it is closed.

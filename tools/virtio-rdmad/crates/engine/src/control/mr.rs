@@ -16,7 +16,6 @@ use super::objects::{MrEntry, Objects};
 use super::prepare::{self, Prepared, PreparedMemory};
 use super::quota;
 use super::status::Status;
-use crate::base::budget::Budget;
 use crate::base::limits::MAX_FAST_REG_PAGES;
 use crate::base::sync::{read, write};
 use crate::memory::access;
@@ -193,7 +192,7 @@ pub(super) fn rereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_rereg_mr) -> 
     objects.set_valid_key(key, true);
     write(&hca.keys).insert(mr);
     match replaced {
-        MrEntry::Fixed { live: Some(mr), .. } => objects.retire(mr, call.budget),
+        MrEntry::Fixed { live: Some(mr), .. } => objects.retire(mr),
         MrEntry::Fixed { attributes, live: None } => {
             objects.bury(Mr::remains(attributes.backing, Map::NOWHERE));
         }
@@ -232,29 +231,6 @@ pub(super) fn create(
     Ok(virtio_rdma_rsp_mr { mrn, lkey: key, rkey: key })
 }
 
-/// Prepares DEREG_MR, if nothing refuses it: nobody uses the region any more when it is carried out.
-pub(super) fn prepare_dereg(
-    hca: &Hca,
-    objects: &Objects,
-    request: &virtio_rdma_cmd_dereg_mr,
-) -> Option<Prepared> {
-    match objects.mrs.get(request.mrn)? {
-        MrEntry::Fixed { attributes, .. } if read(&hca.keys).windows.any_on(attributes.key) => None,
-        _ => Some(Prepared::MrEnd(request.mrn)),
-    }
-}
-
-/// Begins to end the use of a region; whether nobody uses it any more.
-pub(super) fn begin_to_end(hca: &Hca, objects: &Objects, mrn: u32) -> bool {
-    match objects.mrs.get(mrn) {
-        Some(MrEntry::Fixed { live, .. }) => live.as_ref().is_none_or(|mr| mr.begin_to_retire()),
-        Some(MrEntry::FastReg { key, .. }) => {
-            read(&hca.keys).resolved(key >> 8).is_none_or(|mr| mr.begin_to_retire())
-        }
-        None => true,
-    }
-}
-
 /// Handles DEREG_MR.
 pub(super) fn dereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_dereg_mr) -> Result<(), Status> {
     let (keys, objects) = (&call.hca.keys, &mut *call.objects);
@@ -281,20 +257,14 @@ pub(super) fn dereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_dereg_mr) -> 
         }
     };
     if let Some(mr) = live {
-        objects.retire(mr, call.budget);
+        objects.retire(mr);
     }
     objects.pds.leave(pdn);
     Ok(())
 }
 
-/// Puts a region where its memory is now, or nowhere, and ends the use of the region of before.
-pub(crate) fn replace(
-    hca: &Hca,
-    objects: &mut Objects,
-    mrn: u32,
-    map: Option<Map>,
-    budget: &mut Budget,
-) {
+/// Puts a region where its memory is now, or nowhere, and begins to end the use of the region of before.
+pub(crate) fn replace(hca: &Hca, objects: &mut Objects, mrn: u32, map: Option<Map>) {
     let Some(MrEntry::Fixed { attributes, live }) = objects.mrs.get(mrn) else { return };
     let (key, held) = (attributes.key, live.as_ref().map_or(0, |mr| mr.extents()));
     let mr = map.map(|map| Arc::new(Mr::resolved(attributes.clone(), map)));
@@ -307,6 +277,6 @@ pub(crate) fn replace(
     };
     drop(keys);
     if let Some(before) = objects.set_live(mrn, mr) {
-        objects.retire(before, budget);
+        objects.retire(before);
     }
 }

@@ -34,9 +34,9 @@ pub(super) fn dealloc(
 ) -> Result<(), Status> {
     let objects = &mut *call.objects;
     let MwEntry { key, pdn } = objects.mws.remove(request.mwn).ok_or(Status::NoObject)?;
-    let revoked = write(&call.hca.keys).remove_window(key);
-    if let Some(mr) = revoked {
-        mr.revoke();
+    let bound = write(&call.hca.keys).remove_window(key);
+    if let Some(mr) = bound {
+        objects.retire(mr);
     }
     objects.pds.leave(pdn);
     Ok(())

@@ -167,7 +167,9 @@ pub(crate) struct Objects {
     pub mws: Slab<MwEntry>,
     /// Upper 24 bits of the keys of regions that are not in memory.
     invalid_keys: ByKey<()>,
-    /// Regions that nobody can find any more, whose tables are yet to be freed.
+    /// Regions and windows that nobody can find any more, and that a peer uses to the end of its round.
+    leaving: Vec<Arc<Mr>>,
+    /// Regions that nobody uses any more, whose tables are yet to be freed.
     dead: Vec<Arc<Mr>>,
     /// Extents of all regions, and pages of rings.
     pub extents: usize,
@@ -344,6 +346,7 @@ impl Objects {
             xrcds: Domains(Slab::new(limits.max_xrcd)),
             mws: Slab::new(limits.max_mw),
             invalid_keys: ByKey::default(),
+            leaving: Vec::new(),
             dead: Vec::new(),
             extents: 0,
             registered: 0,
@@ -395,12 +398,39 @@ impl Objects {
         }
     }
 
-    /// Ends all use of a region that nobody finds any more; what it takes is freed by
-    /// [`Self::free_dead`]. Where a peer has to end its round first, that takes the whole budget.
-    pub fn retire(&mut self, mr: Arc<Mr>, budget: &mut Budget) {
-        if mr.retire() {
-            budget.work(cost::WAIT);
+    /// Begins to end all use of a region that nobody finds any more. It has ended when [`Self::is_let_go`] says so.
+    pub fn retire(&mut self, mr: Arc<Mr>) {
+        if mr.begin_to_retire() {
+            self.free_later(mr);
+        } else {
+            self.leaving.push(mr);
         }
+    }
+
+    /// Returns whether nobody uses a region any more that was retired. A peer that does comes to the end of its round
+    /// first, which leaves no time for anything else in this one.
+    pub fn is_let_go(&mut self, budget: &mut Budget) -> bool {
+        while let Some(mr) = self.leaving.pop() {
+            if !mr.begin_to_retire() {
+                self.leaving.push(mr);
+                budget.work(cost::WAIT);
+                return false;
+            }
+            self.free_later(mr);
+        }
+        true
+    }
+
+    /// Waits until [`Self::is_let_go`].
+    pub fn wait_for_peers(&mut self) {
+        while let Some(mr) = self.leaving.pop() {
+            mr.retire();
+            self.free_later(mr);
+        }
+    }
+
+    /// Leaves what a region takes that nobody uses any more to [`Self::free_dead`].
+    fn free_later(&mut self, mr: Arc<Mr>) {
         if mr.extents() != 0 {
             self.dead.push(mr);
         }

@@ -54,8 +54,6 @@ pub(crate) enum Prepared {
     SrqEnd(u16, u16),
     /// The QP in this place ends, which may have many windows.
     QpEnd(u16),
-    /// The region of this number ends. Peers that are in the middle of a round with it come to the end of that first.
-    MrEnd(u32),
     /// The command ends with this.
     Failed(Status),
 }

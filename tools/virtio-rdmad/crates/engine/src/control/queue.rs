@@ -10,7 +10,7 @@ use super::call::Call;
 use super::objects::Objects;
 use super::prepare::{Prepared, MOVED};
 use super::status::Status;
-use super::{cq, mr, qp, srq, table};
+use super::{cq, qp, srq, table};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::sync::read;
@@ -34,12 +34,22 @@ struct Request {
     prepared: Prepared,
 }
 
+/// The reply to a request that was carried out. It waits for peers that are in the middle of a round with a region that
+/// the command has ended.
+struct Reply {
+    chain: Chain,
+    bytes: [u8; MAX_REPLY],
+    length: usize,
+}
+
 /// The control queue and what its commands change.
 pub(crate) struct Control {
     /// The virtqueue.
     pub queue: Virtqueue,
     /// What the next visit goes on with.
     request: Option<Request>,
+    /// What comes before another request.
+    reply: Option<Reply>,
     /// The objects that only commands change.
     pub objects: Objects,
 }
@@ -48,7 +58,7 @@ impl Control {
     /// Returns the control queue of a guest that made no object.
     pub fn new(hca: &Hca) -> Self {
         let objects = Objects::new(&hca.limits, hca.network.random());
-        Self { queue: Virtqueue::default(), request: None, objects }
+        Self { queue: Virtqueue::default(), request: None, reply: None, objects }
     }
 
     /// Visits the control queue.
@@ -58,7 +68,7 @@ impl Control {
             if budget.is_over() || !self.objects.free_dead(budget) {
                 return Visit::More;
             }
-            if self.request.is_none() {
+            if self.request.is_none() && self.reply.is_none() {
                 match self.queue.pop() {
                     Ok(Some(chain)) => {
                         budget.spend(0);
@@ -89,13 +99,26 @@ impl Control {
     /// Goes on with the request that is under way, if there is one, until the budget is exhausted;
     /// whether it has come to its end.
     pub fn go_on(&mut self, hca: &Arc<Hca>, budget: &mut Budget) -> bool {
-        let Some(mut request) = self.request.take() else { return true };
-        if !prepare(hca, &self.objects, &mut request.prepared, budget) {
-            self.request = Some(request);
+        if let Some(mut request) = self.request.take() {
+            if !prepare(hca, &self.objects, &mut request.prepared, budget) {
+                self.request = Some(request);
+                return false;
+            }
+            self.answer(hca, request, budget);
+        }
+        if !self.objects.is_let_go(budget) {
             return false;
         }
-        self.answer(hca, request, budget);
+        self.reply();
         true
+    }
+
+    /// Sends the reply to a request that was carried out, if there is one.
+    pub fn reply(&mut self) {
+        let Some(Reply { chain, bytes, length }) = self.reply.take() else { return };
+        let written = chain.write(&bytes[..length]).unwrap_or(0);
+        self.queue.give_back(chain.head, written);
+        self.queue.signal_if_needed();
     }
 
     /// Does what [`Self::go_on`] does for somebody who waits for the end of the request.
@@ -111,7 +134,7 @@ impl Control {
     pub fn drop_request(&mut self, budget: &mut Budget) -> bool {
         let is_gone = self.request.as_mut().is_none_or(|request| request.prepared.shed(budget));
         if is_gone {
-            self.request = None;
+            (self.request, self.reply) = (None, None);
         }
         is_gone
     }
@@ -128,16 +151,14 @@ impl Control {
         Request { chain, bytes, length, prepared }
     }
 
-    /// Carries out a request that was prepared, and replies.
+    /// Carries out a request that was prepared, and leaves its reply.
     fn answer(&mut self, hca: &Arc<Hca>, request: Request, budget: &mut Budget) {
         let Request { chain, bytes, length, prepared } = request;
         let mut reply = [0; MAX_REPLY];
         let room = chain.writable_len().min(reply.len());
         let call = Call { hca, objects: &mut self.objects, prepared, budget };
         let written = carry_out(call, &bytes[..length], &mut reply[..room]);
-        let written = chain.write(&reply[..written]).unwrap_or(0);
-        self.queue.give_back(chain.head, written);
-        self.queue.signal_if_needed();
+        self.reply = Some(Reply { chain, bytes: reply, length: written });
     }
 
     /// Handles a request that did not come by the control queue, at once, and returns how many bytes
@@ -148,7 +169,9 @@ impl Control {
         prepared.hurry();
         let budget = &mut Budget::endless();
         prepare(hca, objects, &mut prepared, budget);
-        carry_out(Call { hca, objects, prepared, budget }, request, reply)
+        let written = carry_out(Call { hca, objects, prepared, budget }, request, reply);
+        self.objects.wait_for_peers();
+        written
     }
 }
 
@@ -229,13 +252,6 @@ fn prepare(
         }
         Prepared::SrqEnd(srq, next) => Ok(abandon_srq(hca, *srq, next, budget)),
         Prepared::QpEnd(slot) => Ok(free_windows(hca, *slot, budget)),
-        Prepared::MrEnd(mrn) => {
-            let is_unused = mr::begin_to_end(hca, objects, *mrn);
-            if !is_unused {
-                budget.work(cost::WAIT);
-            }
-            Ok(is_unused)
-        }
     };
     result.unwrap_or_else(|why| {
         *prepared = Prepared::Failed(why);

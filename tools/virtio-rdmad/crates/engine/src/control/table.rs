@@ -108,8 +108,7 @@ commands! {
         prepared by mr::prepare_reg_user => mr::reg_user;
     VIRTIO_RDMA_CMD_REREG_MR (virtio_rdma_cmd_rereg_mr) -> nothing,
         if has_rereg_mr, prepared by mr::prepare_rereg => mr::rereg;
-    VIRTIO_RDMA_CMD_DEREG_MR (virtio_rdma_cmd_dereg_mr) -> nothing,
-        prepared by mr::prepare_dereg => mr::dereg;
+    VIRTIO_RDMA_CMD_DEREG_MR (virtio_rdma_cmd_dereg_mr) -> nothing => mr::dereg;
     VIRTIO_RDMA_CMD_ALLOC_MW (virtio_rdma_cmd_alloc_mw) -> virtio_rdma_rsp_alloc_mw,
         if has_mws => mw::alloc;
     VIRTIO_RDMA_CMD_DEALLOC_MW (virtio_rdma_cmd_dealloc_mw) -> nothing, if has_mws => mw::dealloc;

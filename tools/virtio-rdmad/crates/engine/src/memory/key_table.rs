@@ -209,11 +209,9 @@ impl KeyTable {
     }
 
     /// Returns a region of a list of pages, no window and not for fast registration, that is
-    /// in memory and not about to end.
+    /// in memory.
     pub fn fixed(&self, key: u32) -> Option<&Arc<Mr>> {
-        let is_listed = |mr: &&Arc<Mr>| {
-            matches!(mr.attributes().backing, Backing::Ranges(_)) && !mr.is_retired()
-        };
+        let is_listed = |mr: &&Arc<Mr>| matches!(mr.attributes().backing, Backing::Ranges(_));
         let index = key >> 8;
         if self.fast_regs.contains(index) || self.windows.has(key) {
             return None;

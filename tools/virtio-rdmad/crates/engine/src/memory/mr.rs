@@ -305,20 +305,14 @@ impl Mr {
         }
     }
 
-    /// Ends all use: no new pin succeeds, and when this returns none is left. Whether it had to wait
-    /// for that, which is for the end of a peer's round.
-    pub fn retire(&self) -> bool {
-        self.pins.close()
+    /// Ends all use: no new pin succeeds, and when this returns none is left.
+    pub fn retire(&self) {
+        self.pins.close();
     }
 
     /// Begins to retire the region: no new pin succeeds from now on. Returns whether none is left.
     pub fn begin_to_retire(&self) -> bool {
         self.pins.shut()
-    }
-
-    /// Returns whether it is retired, or will be.
-    pub fn is_retired(&self) -> bool {
-        self.pins.is_closed()
     }
 
     /// Ends all access: no copy begins, whoever has pinned the region, and when

@@ -90,12 +90,15 @@ impl Remap {
     fn follow_region(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
         let objects = &mut lock(&guest.control).objects;
+        if !objects.is_let_go(budget) {
+            return Step::Wait;
+        }
         if let Some((region, window)) = self.windows {
             budget.work(cost::OBJECT);
             let next = write(&hca.keys).remap_window(region, window);
             self.windows = next.as_ref().map(|(window, _)| (region, window + 1));
             if let Some((_, Some(before))) = next {
-                objects.retire(before, budget);
+                objects.retire(before);
             }
             return Step::More;
         }
@@ -113,7 +116,7 @@ impl Remap {
                 let before = write(&hca.keys).remap_fast_reg(*key);
                 if let Some(before) = before {
                     budget.work(before.extents() as u64 * cost::PAGE);
-                    objects.retire(before, budget);
+                    objects.retire(before);
                 }
             }
             Some(MrEntry::Fixed { attributes, live }) => {
@@ -129,7 +132,7 @@ impl Remap {
                 let key = attributes.key;
                 let map = self.resolving.take().and_then(|it| it.finish(&self.memory).ok());
                 self.windows = Some((key >> 8, 0));
-                replace(hca, objects, self.at, map, budget);
+                replace(hca, objects, self.at, map);
             }
         }
         self.at += 1;

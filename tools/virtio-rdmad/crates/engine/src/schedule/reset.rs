@@ -133,6 +133,9 @@ impl Reset {
         let hca = &guest.hca;
         budget.work(cost::LOOK);
         let objects = &mut lock(&guest.control).objects;
+        if !objects.is_let_go(budget) {
+            return Step::Wait;
+        }
         if objects.mws.numbers() == 0 {
             return self.next(Victim::Regions);
         }
@@ -140,7 +143,7 @@ impl Reset {
         budget.work(cost::OBJECT);
         let bound = write(&hca.keys).remove_window(window.key);
         if let Some(mr) = bound {
-            objects.retire(mr, budget);
+            objects.retire(mr);
         }
         Step::More
     }
@@ -148,7 +151,7 @@ impl Reset {
     fn end_region(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
         let objects = &mut lock(&guest.control).objects;
-        if !objects.free_dead(budget) {
+        if !objects.is_let_go(budget) || !objects.free_dead(budget) {
             return Step::Wait;
         }
         budget.work(cost::LOOK);
@@ -169,7 +172,7 @@ impl Reset {
         };
         drop(keys);
         if let Some(mr) = live {
-            objects.retire(mr, budget);
+            objects.retire(mr);
         }
         Step::More
     }

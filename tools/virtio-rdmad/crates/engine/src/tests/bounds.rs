@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use abi::*;
 use memory::GuestMemory;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::driver::*;
 use crate::base::sync::read;
@@ -616,31 +616,89 @@ fn follow_beside_copy(device: &Arc<Device>, key: u32, begin: impl FnOnce(&Device
     thread.join().unwrap();
 }
 
-/// A guest's thread does not stand while a peer is in the middle of a round with a region that ends.
+/// Begins a command, which waits for a copy by `key` in turns. Another copy by it begins only if `goes_on`.
+fn wait_for_copy<Q>(guest: &mut Guest, key: u32, goes_on: bool, command: u32, request: &Q)
+where
+    Q: IntoBytes + Immutable,
+{
+    let hca = Arc::clone(guest.device.hca());
+    let Ok(pin) = read(&hca.keys).pin(key) else { panic!("the region is not in memory") };
+    guest.begin_command(command, request);
+    for _ in 0..10 {
+        assert_eq!(guest.device.run(64), Next::Busy);
+    }
+    assert!(guest.used(0).is_none(), "the command ends under a copy");
+    assert_eq!(read(&hca.keys).pin(key).is_ok(), goes_on);
+    drop(pin);
+    guest.run();
+    assert!(guest.used(0).is_some());
+}
+
+/// A guest's thread does not stand while a peer is in the middle of a round with a region or window that ends, or
+/// becomes another.
 #[test]
-fn a_deregistration_waits_in_turns() {
+fn the_end_of_a_region_waits_in_turns() {
     with_rings(|| {
         let mut pair = Pair::new();
-        let b = pair.ends[1];
-        let hca = Arc::clone(pair.b.device.hca());
-        let fast = pair.b.create_mr(b.pdn, 1).unwrap();
-        let registration = pair.b.registration(fast.rkey, ALL, DATA, 0x1000, &[DATA]);
-        pair.b.post_send(b.qpn, &Send::reg_mr(1, registration));
-        pair.b.run();
+        let (b, guest) = (pair.ends[1], &mut pair.b);
+        let fast = guest.create_mr(b.pdn, 1).unwrap();
+        let registration = guest.registration(fast.rkey, ALL, DATA, 0x1000, &[DATA]);
+        guest.post_send(b.qpn, &Send::reg_mr(1, registration));
+        let region = guest.reg_mr(b.pdn, DATA, 0x1000, ALL | VIRTIO_RDMA_ACCESS_MW_BIND);
+        let window = guest.alloc_mw(b.pdn, VIRTIO_RDMA_MW_TYPE_1).unwrap();
+        let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
+        (bind.mw_rkey, bind.new_rkey) = (window.rkey, window.rkey);
+        (bind.addr, bind.length, bind.lkey, bind.access) = (DATA, 0x1000, region.lkey, WRITE);
+        guest.post_send(b.qpn, &Send::bind_mw(2, bind));
+        guest.run();
+        let mut rereg = virtio_rdma_cmd_rereg_mr::new_zeroed();
+        (rereg.mrn, rereg.flags) = (b.mrn, VIRTIO_RDMA_REREG_ACCESS);
+        rereg.mr.access_flags = LOCAL;
+        wait_for_copy(guest, b.key, true, VIRTIO_RDMA_CMD_REREG_MR, &rereg);
         for (mrn, key) in [(b.mrn, b.key), (fast.mrn, fast.rkey)] {
-            let Ok(pin) = read(&hca.keys).pin(key) else { panic!("the region is not in memory") };
             let request = virtio_rdma_cmd_dereg_mr { mrn };
-            pair.b.begin_command(VIRTIO_RDMA_CMD_DEREG_MR, &request);
+            wait_for_copy(guest, key, false, VIRTIO_RDMA_CMD_DEREG_MR, &request);
+        }
+        let request = virtio_rdma_cmd_dealloc_mw { mwn: window.mwn };
+        wait_for_copy(guest, window.rkey, false, VIRTIO_RDMA_CMD_DEALLOC_MW, &request);
+    });
+}
+
+/// A change of memory and a reset wait in turns for a peer that is in the middle of a round.
+#[test]
+fn changes_of_all_wait_for_a_copy_in_turns() {
+    with_rings(|| {
+        for begin in
+            [|device: &Device| device.begin_memory(&GuestMemory::default()), Device::begin_reset]
+        {
+            let pair = Pair::new();
+            let (device, key) = (&pair.b.device, pair.ends[1].key);
+            let Ok(pin) = read(&device.hca().keys).pin(key) else { panic!("it is not in memory") };
+            begin(device);
             for _ in 0..10 {
-                assert_eq!(pair.b.device.run(64), Next::Busy);
+                assert_eq!(device.run(64), Next::Busy);
             }
-            assert!(pair.b.used(0).is_none(), "the command ends under a copy");
-            assert!(read(&hca.keys).pin(key).is_err(), "another copy begins");
+            assert!(!device.is_settled() && read(&device.hca().keys).pin(key).is_err());
             drop(pin);
             pair.b.run();
-            assert!(pair.b.used(0).is_some());
+            assert!(device.is_settled());
         }
     });
+}
+
+/// A device is saved between a command and its reply. The command is not done once more.
+#[test]
+fn a_reply_that_waits_is_sent_before_the_device_is_saved() {
+    let mut pair = Pair::new();
+    let end = pair.ends[1];
+    let Ok(pin) = read(&pair.b.device.hca().keys).pin(end.key) else { panic!("no region") };
+    let request = virtio_rdma_cmd_dereg_mr { mrn: end.mrn };
+    pair.b.begin_command(VIRTIO_RDMA_CMD_DEREG_MR, &request);
+    pair.b.device.run(64);
+    drop(pin);
+    assert!(pair.b.used(0).is_none());
+    pair.b.device.save();
+    assert!(pair.b.used(0).is_some());
 }
 
 /// A guest's thread does not stand while a peer sends to a QP whose receive queue it visits.
