@@ -266,6 +266,11 @@ impl Srq {
         self.waiters.rouse(left)
     }
 
+    /// Notes that a QP that was roused cannot look yet: it is roused again.
+    pub fn put_back(&mut self, slot: u16) {
+        self.waiters.put_back(slot);
+    }
+
     /// Notes that a QP that was roused cannot look, so that another one does.
     pub fn skip(&mut self, slot: u16) {
         self.waiters.leave(slot);

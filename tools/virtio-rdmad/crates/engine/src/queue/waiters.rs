@@ -71,6 +71,15 @@ impl Waiters {
         Some(slot)
     }
 
+    /// Puts a QP that was roused back in the line, in the turn that it has, unless it asks again by itself by now. It
+    /// may have come and gone meanwhile, and then it stands there until it is roused.
+    pub fn put_back(&mut self, slot: u16) {
+        let asks_again = self.turns.get(&slot).is_some_and(|turn| self.asking.contains_key(turn));
+        if !asks_again {
+            self.join(slot, false);
+        }
+    }
+
     /// Returns whether the `left` work requests reach to this turn of the line. Where more QPs are before it than are
     /// looked at, they do if there is one for each QP.
     fn reaches(&self, turn: u64, left: usize) -> bool {
@@ -130,6 +139,25 @@ mod tests {
         waiters.forget_others();
         assert!(!waiters.has_others());
         assert_eq!(waiters.rouse(1), None);
+    }
+
+    #[test]
+    fn one_that_cannot_look_keeps_its_turn() {
+        let mut waiters = Waiters::default();
+        for slot in [5, 3] {
+            waiters.join(slot, false);
+        }
+        assert_eq!(waiters.rouse(1), Some(5));
+        waiters.put_back(5);
+        assert_eq!([waiters.rouse(1), waiters.rouse(1)], [Some(5), None]);
+        // It has come by itself, and asks again.
+        waiters.join(5, true);
+        waiters.put_back(5);
+        assert_eq!([waiters.rouse(1), waiters.rouse(2)], [None, Some(3)]);
+        // What was set aside for it is for others. It is not forgotten.
+        waiters.forget_others();
+        waiters.put_back(3);
+        assert_eq!(waiters.rouse(1), Some(3));
     }
 
     #[test]

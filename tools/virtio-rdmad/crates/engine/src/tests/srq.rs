@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
 use crate::base::ready_set::Set;
-use crate::{Counter, Limits, QpState};
+use crate::{Counter, Limits, Next, QpState};
 
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 const RECV: u32 = VIRTIO_RDMA_WC_RECV;
@@ -80,6 +80,30 @@ impl Bench {
     fn state(&mut self, qp: usize) -> u32 {
         self.pair.b.query(self.qps[qp].1).qp_state.into()
     }
+}
+
+/// The thread of the SRQ's owner does not stand while a peer sends to the QP that is to look for a receive.
+#[test]
+fn a_visit_of_an_srq_waits_in_turns() {
+    let mut bench = with_rings(|| Bench::new(2));
+    for qp in [0, 1] {
+        bench.send(qp, 1 + qp as u64);
+    }
+    bench.pair.settle_and_pause();
+    let hca = Arc::clone(bench.pair.b.device.hca());
+    let slot = hca.slot_of(bench.qps[0].1).unwrap();
+    let responder = hca.qps.get(slot).unwrap().responder.lock().unwrap();
+    bench.post(5);
+    for _ in 0..10 {
+        assert_eq!(bench.pair.b.device.run(64), Next::Busy);
+    }
+    drop(responder);
+    bench.pair.settle();
+    // It has kept its turn.
+    assert_eq!(bench.received(), Some((5, VIRTIO_RDMA_WC_SUCCESS, bench.qps[0].1)));
+    bench.post(6);
+    bench.pair.settle();
+    assert_eq!(bench.received(), Some((6, VIRTIO_RDMA_WC_SUCCESS, bench.qps[1].1)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use abi::VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED;
 use super::failure;
 use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
-use crate::base::sync::lock;
+use crate::base::sync::{lock, try_lock};
 use crate::queue::srq::{SrqError, Wait};
 use crate::queue::wqe::{Popped, ReceiveWqe};
 
@@ -84,8 +84,12 @@ pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
             hca.with_srq(srq, |srq| srq.skip(slot));
             continue;
         };
+        let Some(mut responder) = try_lock(&qp.responder) else {
+            // A peer sends to it, which may take as long as an access to memory does.
+            hca.with_srq(srq, |srq| srq.put_back(slot));
+            return true;
+        };
         // The QP may have come by itself meanwhile. It must not stand in the line once more before it is passed over.
-        let mut responder = lock(&qp.responder);
         if !responder.rouse() {
             hca.with_srq(srq, |srq| srq.skip(slot));
         }
