@@ -161,17 +161,31 @@ impl KeyTable {
         self.insert(mr);
     }
 
-    /// Makes the region or window with a key FREE; returns what is to be revoked.
+    /// Makes the region or window with a key FREE, unless a copy by it is under way. Then it returns what is copied
+    /// by, and is to be called again: no other copy begins meanwhile.
     pub fn invalidate(&mut self, what: Invalidation) -> Result<Option<Arc<Mr>>, KeyError> {
         let index = what.key >> 8;
         if self.windows.has(what.key) {
-            self.windows.invalidate(what)?;
+            self.windows.check_invalidation(what)?;
         } else {
-            let region = self.fast_regs.get_mut(index).ok_or(KeyError::Key)?;
+            let region = self.fast_regs.get(index).ok_or(KeyError::Key)?;
             what.check(region.pdn, region.key, region.valid.is_none())?;
+        }
+        if let Some(in_use) = self.begin_to_revoke(index) {
+            return Ok(Some(in_use));
+        }
+        self.windows.release(index);
+        if let Some(region) = self.fast_regs.get_mut(index) {
             region.valid = None;
         }
-        Ok(self.regions.remove(index))
+        self.regions.remove(index);
+        Ok(None)
+    }
+
+    /// Begins to revoke the region or window with these upper 24 bits of its key, if it is in memory. Returns it if a
+    /// copy by it is under way.
+    fn begin_to_revoke(&self, index: u32) -> Option<Arc<Mr>> {
+        self.regions.get(index).filter(|mr| !mr.begin_to_revoke()).cloned()
     }
 
     /// Sets the guest's memory from now on. Regions follow one by one.
@@ -278,8 +292,8 @@ impl KeyTable {
         Ok(Some((Binding { region: bind.lkey, part }, region)))
     }
 
-    /// Does what BIND_MW asks for; returns what the window was before, which is to be
-    /// revoked.
+    /// Does what BIND_MW asks for, unless a copy by what the window was before is under way: returns that, as
+    /// [`Self::invalidate`].
     pub fn bind(
         &mut self,
         slot: u16,
@@ -288,14 +302,18 @@ impl KeyTable {
         bind: &Bind,
     ) -> Result<Option<Arc<Mr>>, &'static str> {
         let window = self.check_bind(slot, pdn, flush, bind)?;
+        if let Some(in_use) = self.begin_to_revoke(bind.key >> 8) {
+            return Ok(Some(in_use));
+        }
         let mapped = window.map(|(binding, region)| {
             (binding, Arc::new(region.window(bind.new_key, &binding.part)))
         });
         self.windows.assign(bind.new_key, mapped.as_ref().map(|(binding, _)| *binding));
-        Ok(match mapped {
+        match mapped {
             Some((_, window)) => self.insert(window),
             None => self.remove(bind.new_key),
-        })
+        };
+        Ok(None)
     }
 
     /// Follows with a window after its region has followed a change of the memory map: with the one

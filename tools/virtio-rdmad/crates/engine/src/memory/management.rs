@@ -4,7 +4,7 @@
 //! base memory management extensions).
 //!
 //! Registrations and bindings come from the guest's own thread, as control commands do. Only
-//! invalidation may come from a peer's: it revokes the region, which waits for copies and for
+//! invalidation may come from a peer's: it revokes the region, which has to do with copies and with
 //! nothing else.
 
 use std::sync::{Arc, RwLock};
@@ -124,30 +124,26 @@ fn read_page_list(
     Some(list)
 }
 
-/// Does a BIND_MW. No access by what the window was before is under way when this returns.
+/// Does a BIND_MW, unless a copy by what the window was before is under way; returns that, as [`invalidate`].
 pub(crate) fn bind_mw(
     table: &RwLock<KeyTable>,
     features: &Features,
     asker: Asker,
     bind: &Bind,
-) -> Result<(), Refusal> {
-    let revoked = write(table)
+) -> Result<Option<Arc<Mr>>, Refusal> {
+    write(table)
         .bind(asker.slot, asker.pdn, features.has_flush(), bind)
-        .map_err(|why| Refusal { why, status: VIRTIO_RDMA_WC_MW_BIND_ERR })?;
-    if let Some(mr) = revoked {
-        mr.revoke();
-    }
-    Ok(())
+        .map_err(|why| Refusal { why, status: VIRTIO_RDMA_WC_MW_BIND_ERR })
 }
 
-/// Ends the access that a key gives: no copy by it is under way when this returns.
+/// Ends the access that a key gives, unless a copy by it is under way. Then it returns what is copied by, and is to be
+/// called again: in a later turn, or when [`Mr::revoke`] has waited for the copy. No other copy begins meanwhile.
 /// Any thread may call it; locks of QPs may be held.
-pub(crate) fn invalidate(table: &RwLock<KeyTable>, what: Invalidation) -> Result<(), KeyError> {
-    let revoked = write(table).invalidate(what)?;
-    if let Some(mr) = revoked {
-        mr.revoke();
-    }
-    Ok(())
+pub(crate) fn invalidate(
+    table: &RwLock<KeyTable>,
+    what: Invalidation,
+) -> Result<Option<Arc<Mr>>, KeyError> {
+    write(table).invalidate(what)
 }
 
 /// Makes a few windows FREE that are bound to the QP in place `slot`, which is to end. Returns how

@@ -214,6 +214,7 @@ pub(crate) struct Part {
 ///
 /// What work requests invalidate is revocable besides: [`Mr::revoke`] waits for
 /// copies under way only, which take no lock, so locks may be held meanwhile.
+/// Whoever need not wait asks [`Mr::begin_to_revoke`] again and again.
 pub(crate) struct Mr {
     attributes: Attributes,
     /// Who may use its key.
@@ -313,6 +314,13 @@ impl Mr {
     /// Begins to retire the region: no new pin succeeds from now on. Returns whether none is left.
     pub fn begin_to_retire(&self) -> bool {
         self.pins.shut()
+    }
+
+    /// Begins to revoke the region: no pin succeeds and no copy begins from now on, whoever has pinned it. Returns
+    /// whether no copy is under way. Of a revocable region only.
+    pub fn begin_to_revoke(&self) -> bool {
+        self.pins.shut();
+        self.copies.as_ref().is_none_or(Gate::shut)
     }
 
     /// Ends all access: no copy begins, whoever has pinned the region, and when

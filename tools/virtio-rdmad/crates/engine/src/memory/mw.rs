@@ -175,16 +175,14 @@ impl Windows {
         }
     }
 
-    /// Makes the window with a key FREE.
-    pub fn invalidate(&mut self, what: Invalidation) -> Result<(), KeyError> {
-        let index = what.key >> 8;
-        let window = self.all.get(index).ok_or(KeyError::Key)?;
+    /// Checks whether the window with a key may be made FREE.
+    pub fn check_invalidation(&self, what: Invalidation) -> Result<(), KeyError> {
+        let window = self.all.get(what.key >> 8).ok_or(KeyError::Key)?;
         what.check(window.pdn, window.key, window.binding.is_none())?;
         let is_others = window.binding.is_some_and(|binding| binding.qp() != Some(what.qp));
         if window.kind == MwType::One || is_others {
             return Err(KeyError::Access);
         }
-        self.release(index);
         Ok(())
     }
 

@@ -168,6 +168,8 @@ impl<D> Qp<D> {
 }
 
 fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<SavedRequester> {
+    // A SEND that waits at its end, as it invalidates a key that is in use, is sent once more.
+    let ends = requester.active && requester.done == requester.wqe.request.total;
     Some(SavedRequester {
         config: requester.config?,
         ring: requester.queue.ring().map(|ring| ring.save()),
@@ -175,7 +177,7 @@ fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<Saved
         attr: requester.attr,
         source: requester.source,
         wqe: requester.active.then(|| requester.wqe.clone()),
-        done: requester.done,
+        done: if ends { 0 } else { requester.done },
         wait: SavedWait::of(requester.wait, now),
         rnr_left: requester.rnr_left,
         asks_again: requester.asks_again,

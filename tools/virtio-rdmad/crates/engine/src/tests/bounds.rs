@@ -3,7 +3,7 @@
 //! Tests that turns are short, however much work a guest causes. [`Guest::run`] asserts this for each turn
 //! by the work that the engine counts, in estimated nanoseconds.
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::driver::*;
 use crate::base::sync::read;
+use crate::memory::key_table::KeyTable;
+use crate::memory::mr::Mr;
 use crate::{Counter, Device, DevicePolicy, Limits, Next, Quota};
 
 const PAGE: u64 = 0x1000;
@@ -682,6 +684,149 @@ fn changes_of_all_wait_for_a_copy_in_turns() {
             drop(pin);
             pair.b.run();
             assert!(device.is_settled());
+        }
+    });
+}
+
+/// Returns a region whose key is to be invalidated, while a copy by it is under way.
+fn copy_by(guest: &Guest, key: u32) -> Arc<Mr> {
+    let mr = read(&guest.device.hca().keys).resolved(key >> 8).cloned().unwrap();
+    assert!(mr.enter());
+    mr
+}
+
+/// Runs a guest that has to wait for a copy by a key in turns. No other copy by it begins meanwhile.
+fn wait_to_revoke(guest: &Guest, keys: &RwLock<KeyTable>, key: u32) {
+    for _ in 0..10 {
+        assert_eq!(guest.device.run(64), Next::Busy);
+    }
+    assert!(read(keys).pin(key).is_err(), "another copy begins");
+}
+
+fn fast_region(pair: &mut Pair) -> u32 {
+    let (end, guest) = (pair.ends[1], &mut pair.b);
+    let mr = guest.create_mr(end.pdn, 1).unwrap();
+    let registration = guest.registration(mr.rkey, ALL, DATA, 0x1000, &[DATA]);
+    guest.post_send(end.qpn, &Send::reg_mr(1, registration));
+    guest.run();
+    assert_eq!(u32::from(pair.poll_b().unwrap().status), VIRTIO_RDMA_WC_SUCCESS);
+    mr.rkey
+}
+
+/// A guest's thread does not stand while a peer copies by a key that a work request invalidates. The work request and
+/// those behind it wait.
+#[test]
+fn an_invalidation_waits_in_turns() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let key = fast_region(&mut pair);
+        let mr = copy_by(&pair.b, key);
+        let invalidate = Send::new(2, VIRTIO_RDMA_WR_LOCAL_INV, &[]).invalidate(key);
+        let write = Send::new(3, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, b.key)]);
+        pair.b.post_send(b.qpn, &invalidate);
+        pair.b.post_send(b.qpn, &write.rdma(DATA, a.key));
+        wait_to_revoke(&pair.b, &pair.b.device.hca().keys, key);
+        assert!(pair.poll_b().is_none());
+        mr.leave();
+        pair.settle();
+        for wr_id in [2, 3] {
+            let cqe = pair.poll_b().unwrap();
+            assert_eq!((cqe.wr_id, u32::from(cqe.status)), (wr_id, VIRTIO_RDMA_WC_SUCCESS));
+        }
+    });
+}
+
+/// A READ that invalidates a key waits when its data is there, and is not done once more.
+#[test]
+fn a_read_that_invalidates_waits_in_turns() {
+    with_rings(|| {
+        for len in [0, 64, 300 << 10_usize] {
+            let mut pair = Pair::new();
+            let [a, b] = pair.ends;
+            let key = fast_region(&mut pair);
+            let mr = copy_by(&pair.b, key);
+            let data = pair.a.fill(DATA, len, 5);
+            let local = [sge(DATA, len as u32, b.key)];
+            let fetch = |wr_id, opcode| Send::new(wr_id, opcode, &local).rdma(DATA, a.key);
+            let read = fetch(2, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV).invalidate(key);
+            pair.b.post_send(b.qpn, &read);
+            pair.b.post_send(b.qpn, &fetch(3, VIRTIO_RDMA_WR_RDMA_READ));
+            wait_to_revoke(&pair.b, &pair.b.device.hca().keys, key);
+            assert!(pair.poll_b().is_none());
+            assert_eq!(pair.b.bytes(DATA, len), data);
+            mr.leave();
+            pair.settle();
+            for wr_id in [2, 3] {
+                let cqe = pair.poll_b().unwrap();
+                assert_eq!((cqe.wr_id, cqe.byte_len), (wr_id, len as u32));
+                assert_eq!(u32::from(cqe.status), VIRTIO_RDMA_WC_SUCCESS);
+                assert_eq!(u32::from(cqe.opcode), VIRTIO_RDMA_WC_RDMA_READ);
+            }
+            assert_eq!(pair.b.device.counter(Counter::ReadMessages), 2);
+            assert_eq!(pair.b.device.counter(Counter::ReadBytes), 2 * len as u64);
+        }
+    });
+}
+
+/// A window of type 1 is bound to something else while a peer copies by it.
+#[test]
+fn the_binding_of_a_window_waits_in_turns() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let b = pair.ends[1];
+        let access = ALL | VIRTIO_RDMA_ACCESS_MW_BIND;
+        let region = pair.b.reg_mr(b.pdn, DATA, 0x1000, access).lkey;
+        let window = pair.b.alloc_mw(b.pdn, VIRTIO_RDMA_MW_TYPE_1).unwrap().rkey;
+        let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
+        (bind.mw_rkey, bind.new_rkey, bind.lkey) = (window, window, region);
+        (bind.addr, bind.length, bind.access) = (DATA, 0x1000, WRITE);
+        pair.b.post_send(b.qpn, &Send::bind_mw(1, bind));
+        pair.settle();
+        assert_eq!(pair.poll_b().unwrap().wr_id, 1);
+        let mr = copy_by(&pair.b, window);
+        bind.new_rkey ^= 1;
+        pair.b.post_send(b.qpn, &Send::bind_mw(2, bind));
+        wait_to_revoke(&pair.b, &pair.b.device.hca().keys, window);
+        assert!(pair.poll_b().is_none());
+        mr.leave();
+        pair.settle();
+        let cqe = pair.poll_b().unwrap();
+        assert_eq!((cqe.wr_id, u32::from(cqe.status)), (2, VIRTIO_RDMA_WC_SUCCESS));
+        assert!(read(&pair.b.device.hca().keys).pin(window ^ 1).is_ok());
+    });
+}
+
+/// A SEND that invalidates a key by which somebody copies waits at its sender. It keeps nobody else from the receiver,
+/// and its data is copied once.
+#[test]
+fn a_send_that_invalidates_waits_in_turns() {
+    with_rings(|| {
+        for len in [0, 64, 300 << 10_usize] {
+            let mut pair = Pair::new();
+            let [a, b] = pair.ends;
+            let key = fast_region(&mut pair);
+            let mr = copy_by(&pair.b, key);
+            let data = pair.a.fill(DATA, len, 5);
+            pair.b.post_recv(b.qpn, 2, &[sge(DATA, len as u32, b.key)]);
+            pair.b.run();
+            let send = Send::new(3, VIRTIO_RDMA_WR_SEND_WITH_INV, &[sge(DATA, len as u32, a.key)]);
+            pair.a.post_send(a.qpn, &send.invalidate(key));
+            let hca = Arc::clone(pair.b.device.hca());
+            wait_to_revoke(&pair.a, &hca.keys, key);
+            let qp = hca.qps.get(hca.slot_of(b.qpn).unwrap()).unwrap();
+            assert!(qp.responder.try_lock().is_ok());
+            assert!(pair.poll_a().is_none() && pair.poll_b().is_none());
+            assert_eq!(pair.b.bytes(DATA, len), data);
+            pair.b.memory.write(DATA, &vec![0; len]).unwrap();
+            mr.leave();
+            pair.settle();
+            let (sent, received) = (pair.poll_a().unwrap(), pair.poll_b().unwrap());
+            let ok = VIRTIO_RDMA_WC_SUCCESS;
+            assert_eq!((u32::from(sent.status), u32::from(received.status)), (ok, ok));
+            assert_eq!((received.wr_id, received.byte_len), (2, len as u32));
+            assert_eq!(received.ex, key);
+            assert!(pair.b.bytes(DATA, len).iter().all(|byte| *byte == 0));
         }
     });
 }

@@ -56,6 +56,8 @@ pub(crate) enum Nak {
     NotReady(u8),
     /// The responder knows nothing of the chunks before: begin again.
     Restart,
+    /// A copy by the key that the message invalidates is under way: the end of the message is to be asked for again.
+    Again,
     /// There is no answer.
     Silence,
     /// There is no other end, or it is not connected to this QP or not ready to receive.
@@ -72,7 +74,7 @@ impl Nak {
             Self::NotReady(_) => Some(Counter::DropNoReceive),
             // The responder is not there, or was reset in the middle of the message.
             Self::Unreachable | Self::Restart => Some(Counter::DropUnreachable),
-            Self::Failed(_) | Self::Silence => None,
+            Self::Failed(_) | Self::Silence | Self::Again => None,
         }
     }
 }

@@ -124,6 +124,7 @@ impl Sender<'_> {
                 Step::Partial => {}
                 Step::End(status) => self.finish(requester, status, &mut round.batch),
                 Step::Wait => return Visit::Parked,
+                Step::Again => return Visit::More,
                 Step::Next(popped) => {
                     let found = self.begin(requester, popped, round);
                     if !found && self.qp.state() == QpState::Rts {
@@ -186,7 +187,8 @@ impl Sender<'_> {
                 return Step::Wait;
             }
             round.budget.spend(0);
-            return Step::End(self.manage_memory(&requester.wqe, round));
+            let status = self.manage_memory(&requester.wqe, round);
+            return status.map_or(Step::Again, Step::End);
         }
         if requester.window.is_some() || self.is_away(requester) {
             return self.step_on_wire(requester, round);
@@ -211,6 +213,12 @@ impl Sender<'_> {
             Err(Nak::Restart) => {
                 requester.done = 0;
                 Step::Partial
+            }
+            Err(Nak::Again) => {
+                // The data is there. Only the end of the message is asked for again.
+                requester.done = requester.wqe.request.total;
+                self.stop_waiting(requester);
+                Step::Again
             }
             Err(Nak::NotReady(timer)) => {
                 match rnr::not_ready(self.hca, self.slot, requester, timer) {
@@ -305,8 +313,9 @@ impl Sender<'_> {
         Ok(len)
     }
 
-    /// Does a work request that concerns no peer, and returns its `enum virtio_rdma_wc_status`.
-    fn manage_memory(&self, wqe: &SendWqe, round: &mut Round) -> u32 {
+    /// Does a work request that concerns no peer, and returns its `enum virtio_rdma_wc_status`. `None`: a copy by the
+    /// key that it ends is under way.
+    fn manage_memory(&self, wqe: &SendWqe, round: &mut Round) -> Option<u32> {
         let Hca { keys, features, stats, .. } = &**self.hca;
         let &QpConfig { pdn, privileged, .. } = self.config;
         let asker = Asker { slot: self.slot, pdn, privileged };
@@ -314,17 +323,23 @@ impl Sender<'_> {
             Operation::RegMr(request) if features.has_fast_reg() => {
                 reg_mr(keys, features, asker, request, &mut round.budget)
             }
-            Operation::BindMw(bind) if features.has_mws() => bind_mw(keys, features, asker, bind),
-            Operation::LocalInv => return self.invalidate_local(wqe),
-            _ => return VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+            Operation::BindMw(bind) if features.has_mws() => {
+                let in_use = bind_mw(keys, features, asker, bind);
+                if matches!(in_use, Ok(Some(_))) {
+                    return None;
+                }
+                in_use.map(|_| ())
+            }
+            Operation::LocalInv => return self.invalidate_local(wqe).ok(),
+            _ => return Some(VIRTIO_RDMA_WC_LOC_QP_OP_ERR),
         };
-        match done {
+        Some(match done {
             Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
             Err(refusal) => {
                 stats.guest_error(Counter::BadRegistration, refusal.why);
                 refusal.status
             }
-        }
+        })
     }
 
     /// Checks the local side of a chunk and holds its regions; with the first chunk, all of
@@ -455,7 +470,10 @@ impl Sender<'_> {
         requester.pace.count();
         round.batch.carry(&peer.device, traffic(requester).mirrored());
         let status = match requester.wqe.request.operation {
-            Operation::Read => self.invalidate_local(&requester.wqe),
+            Operation::Read => match self.invalidate_local(&requester.wqe) {
+                Ok(status) => status,
+                Err(_) => return Some(self.leave_invalidation(requester, &mut round.batch)),
+            },
             _ => VIRTIO_RDMA_WC_SUCCESS,
         };
         if status != VIRTIO_RDMA_WC_SUCCESS {

@@ -26,7 +26,7 @@ use crate::memory::copy::{self, Atomic, Data, Side, View};
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::flush::{flush, Flush};
 use crate::memory::management::invalidate;
-use crate::memory::mr::Claim;
+use crate::memory::mr::{Claim, Mr};
 use crate::memory::mr_cache::{Mapping, Mappings, MrCache};
 use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
@@ -60,7 +60,7 @@ impl Arrival<'_, '_> {
         self.cache.begin(&**self.to.hca);
         let answer = match self.message.request.operation {
             _ if !self.message.fits_path(self.to.responder.attr.path_mtu) => self.refuse_packets(),
-            Operation::Send => self.receive_send(),
+            Operation::Send => self.receive_send(waiter.is_some()),
             Operation::Write => self.receive_write(),
             Operation::Read => self.serve_read(),
             Operation::Atomic(atomic) => self.serve_atomic(atomic),
@@ -89,7 +89,9 @@ impl Arrival<'_, '_> {
         }
     }
 
-    fn receive_send(&mut self) -> Result<(), Nak> {
+    /// Receives a chunk of a SEND. If the requester `comes_again`, it is told to where a copy by the key that the
+    /// message invalidates is under way; else this waits for the copy.
+    fn receive_send(&mut self, comes_again: bool) -> Result<(), Nak> {
         let message = self.message;
         if !message.is_first() && !self.to.responder.has_receive {
             return Err(Nak::Restart);
@@ -108,10 +110,17 @@ impl Arrival<'_, '_> {
                 let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
                 return Err(self.receive_failed((status, status)));
             }
-            if self.invalidate_remote().is_err() {
-                // An error of class J (IBA 9.9.3.1), which no NAK tells of.
-                self.to.fail_receive(VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
-                return Err(Nak::Silence);
+            loop {
+                match self.invalidate_remote() {
+                    Ok(None) => break,
+                    Ok(Some(_)) if comes_again => return Err(Nak::Again),
+                    Ok(Some(in_use)) => in_use.revoke(),
+                    Err(()) => {
+                        // An error of class J (IBA 9.9.3.1), which no NAK tells of.
+                        self.to.fail_receive(VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+                        return Err(Nak::Silence);
+                    }
+                }
             }
             self.complete_receive(VIRTIO_RDMA_WC_RECV);
         }
@@ -119,10 +128,10 @@ impl Arrival<'_, '_> {
         Ok(())
     }
 
-    /// Invalidates the key that a SEND names, if it does. The key must be one of the QP's PD, and
+    /// Invalidates the key that a SEND names, if it does, as [`invalidate`]. The key must be one of the QP's PD, and
     /// VALID.
-    fn invalidate_remote(&self) -> Result<(), ()> {
-        let Some(key) = self.message.request.invalidate else { return Ok(()) };
+    fn invalidate_remote(&self) -> Result<Option<Arc<Mr>>, ()> {
+        let Some(key) = self.message.request.invalidate else { return Ok(None) };
         let Receiver { hca, slot, responder, .. } = &self.to;
         let pdn = responder.config.ok_or(())?.pdn;
         let what = Invalidation { key, pdn, qp: *slot, by: Invalidator::Remote };

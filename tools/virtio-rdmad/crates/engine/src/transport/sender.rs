@@ -16,6 +16,7 @@ use super::round::Round;
 use crate::base::counters::Counter;
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::management::invalidate;
+use crate::memory::mr::Mr;
 use crate::qp::config::QpConfig;
 use crate::qp::halves::Wait;
 use crate::qp::mtu::packets;
@@ -39,6 +40,8 @@ pub(super) enum Step {
     End(u32),
     /// The work request waits.
     Wait,
+    /// The work request waits for another thread, which does not tell when it is done.
+    Again,
     /// The work request is done, and this was found behind it.
     Next(Result<Popped, WorkQueueError>),
 }
@@ -62,22 +65,33 @@ impl Sender<'_> {
     }
 
     /// Invalidates the key that a work request names for this side, if it does; returns the
-    /// `enum virtio_rdma_wc_status`.
-    pub fn invalidate_local(&self, wqe: &SendWqe) -> u32 {
-        let Some(key) = wqe.request.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
+    /// `enum virtio_rdma_wc_status`. `Err`: a copy by this is under way, and the work request does not end before it.
+    pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<u32, Arc<Mr>> {
+        let Some(key) = wqe.request.invalidate else { return Ok(VIRTIO_RDMA_WC_SUCCESS) };
         let hca = self.hca;
         if !hca.features.has_invalidation() {
-            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+            return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         let (pdn, by) = (self.config.pdn, Invalidator::Local);
         match invalidate(&hca.keys, Invalidation { key, pdn, qp: self.slot, by }) {
-            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+            Ok(None) => Ok(VIRTIO_RDMA_WC_SUCCESS),
+            Ok(Some(in_use)) => Err(in_use),
             Err(why) => {
                 hca.stats.guest_error(
                     Counter::BadRegistration,
                     format_args!("a local invalidation ended in {why:?}"),
                 );
-                VIRTIO_RDMA_WC_MW_BIND_ERR
+                Ok(VIRTIO_RDMA_WC_MW_BIND_ERR)
+            }
+        }
+    }
+
+    /// Does the same, and waits for a copy by the key.
+    fn invalidate_now(&self, wqe: &SendWqe) -> u32 {
+        loop {
+            match self.invalidate_local(wqe) {
+                Ok(status) => return status,
+                Err(in_use) => in_use.revoke(),
             }
         }
     }
@@ -118,17 +132,38 @@ impl Sender<'_> {
             self.complete(done, status, 0, batch);
             return;
         }
-        if !wqe.request.operation.is_local() {
-            let count = packets(wqe.request.total, requester.attr.path_mtu);
-            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
-            if config.wq.kind.is_connected() {
-                batch.carry_own(traffic(requester));
-            }
-        }
-        count_send(config, wqe, batch);
+        self.count(requester, batch);
+        let wqe = &requester.wqe;
         if config.signal_all || wqe.signaled {
             self.complete(done, status, wqe.request.total, batch);
         }
+    }
+
+    /// Counts the work request under way, which the peer has done.
+    #[inline(always)]
+    fn count(&self, requester: &mut Requester, batch: &mut CompletionBatch) {
+        let wqe = &requester.wqe;
+        if !wqe.request.operation.is_local() {
+            let count = packets(wqe.request.total, requester.attr.path_mtu);
+            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+            if self.config.wq.kind.is_connected() {
+                batch.carry_own(traffic(requester));
+            }
+        }
+        count_send(self.config, wqe, batch);
+    }
+
+    /// Has a READ whose data is there wait for a copy by the key that it invalidates: what is left of it is a
+    /// LOCAL_INV.
+    #[cold]
+    pub fn leave_invalidation(
+        &self,
+        requester: &mut Requester,
+        batch: &mut CompletionBatch,
+    ) -> Step {
+        self.count(requester, batch);
+        requester.wqe.request.operation = Operation::LocalInv;
+        Step::Again
     }
 
     /// Completes a work request.
@@ -148,7 +183,7 @@ impl Sender<'_> {
     /// Ends the oldest work request on the wire, which is in the place of the one under way.
     pub fn finish_on_wire(&self, requester: &mut Requester, round: &mut Round) {
         let status = match requester.wqe.request.operation {
-            Operation::Read => self.invalidate_local(&requester.wqe),
+            Operation::Read => self.invalidate_now(&requester.wqe),
             _ => VIRTIO_RDMA_WC_SUCCESS,
         };
         let psn = requester.attr.sq_psn;

@@ -244,7 +244,7 @@ fn follow_held(
 fn syndrome(nak: Nak) -> Option<Syndrome> {
     Some(match nak {
         Nak::NotReady(timer) => Syndrome::RnrNak(RnrTimer::new(timer & 31)?),
-        Nak::Silence | Nak::Unreachable => return None,
+        Nak::Silence | Nak::Unreachable | Nak::Again => return None,
         Nak::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR) => Syndrome::Nak(NakCode::RemoteAccessError),
         Nak::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR) | Nak::Restart => {
             Syndrome::Nak(NakCode::InvalidRequest)
