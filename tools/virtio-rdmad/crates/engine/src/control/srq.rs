@@ -2,8 +2,6 @@
 
 //! Shared receive queues (IBA 10.2.9; specification, 13.6).
 
-use std::sync::Arc;
-
 use abi::{
     virtio_rdma_cmd_create_srq, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_modify_srq,
     virtio_rdma_cmd_query_srq, virtio_rdma_cmd_resize_srq, virtio_rdma_ring_shape,
@@ -259,14 +257,4 @@ pub(super) fn destroy(
     objects.srq_slots.give_back(slot);
     objects.pds.leave(srq.config().pdn);
     Ok(())
-}
-
-/// Gives the ring of an SRQ its pages after a change of the memory map. Without pages, the SRQ fails.
-pub(crate) fn set_pages(hca: &Hca, slot: u16, pages: Option<Arc<Pages>>) {
-    let lost = pages.is_none();
-    hca.with_srq(slot, |srq| srq.set_pages(pages));
-    if lost {
-        hca.stats.guest_error(Counter::LostRings, "the ring of an SRQ is not in memory");
-        fail_srq(hca, slot);
-    }
 }

@@ -8,9 +8,9 @@
 //! the mark.
 
 use super::guest::Guest;
-use super::step::{number, waits_for_status, Step};
+use super::step::{lock_in_turn, number, Step};
 use crate::base::budget::{cost, Budget};
-use crate::base::sync::lock;
+use crate::base::sync::{lock, try_lock};
 
 /// What a freeze takes the locks of, in this order.
 #[derive(Clone, Copy)]
@@ -54,20 +54,22 @@ impl Freeze {
             }
             Guard::Qps => self.pass_each(budget, hca.qps.len(), Guard::Status, |slot| {
                 let qp = hca.qps.get(slot)?;
-                drop(lock(&qp.requester));
-                drop(lock(&qp.responder));
-                Some(())
+                Some(try_lock(&qp.requester).is_some() && try_lock(&qp.responder).is_some())
             }),
-            Guard::Status if waits_for_status(hca, budget) => Step::Wait,
-            Guard::Status => self.next(Guard::Cqs),
+            Guard::Status => match lock_in_turn(&hca.status, budget) {
+                Some(_) => self.next(Guard::Cqs),
+                None => Step::Wait,
+            },
             Guard::Cqs => self.pass_each(budget, hca.cqs.len(), Guard::Events, |cq| {
-                hca.cqs.get(cq).map(|cq| drop(lock(cq)))
+                hca.cqs.get(cq).map(|cq| try_lock(cq).is_some())
             }),
             Guard::Events => {
-                for events in hca.completion_events.iter().chain([&hca.events]) {
-                    drop(lock(events));
+                let mut queues = hca.completion_events.iter().chain([&hca.events]);
+                if queues.all(|events| lock_in_turn(events, budget).is_some()) {
+                    Step::Done
+                } else {
+                    Step::Wait
                 }
-                Step::Done
             }
         }
     }
@@ -78,17 +80,24 @@ impl Freeze {
         Step::More
     }
 
-    /// Has `pass` take and release the lock of the next of `count` objects, if there is an object of that number.
-    /// Behind these come those of `next`.
+    /// Has `pass` take and release the lock of the next of `count` objects, if there is an object of that number, and
+    /// tell whether nobody else has the lock. Behind these come those of `next`.
     fn pass_each(
         &mut self,
         budget: &mut Budget,
         count: u16,
         next: Guard,
-        pass: impl FnOnce(u16) -> Option<()>,
+        pass: impl FnOnce(u16) -> Option<bool>,
     ) -> Step {
         let Some(at) = number(self.at, count) else { return self.next(next) };
-        budget.work(if pass(at).is_some() { cost::OBJECT } else { cost::LOOK });
+        match pass(at) {
+            Some(false) => {
+                budget.work(cost::WAIT);
+                return Step::Wait;
+            }
+            Some(true) => budget.work(cost::OBJECT),
+            None => budget.work(cost::LOOK),
+        }
         self.at += 1;
         Step::More
     }

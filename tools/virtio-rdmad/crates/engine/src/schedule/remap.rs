@@ -8,19 +8,18 @@ use abi::VIRTIO_RDMA_EVENT_QP_FATAL;
 use memory::{GuestMemory, Pages};
 
 use super::guest::Guest;
-use super::step::{number, waits_for_status, Step};
+use super::step::{lock_in_turn, number, Step};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::sync::{lock, write};
 use crate::control::mr::replace;
 use crate::control::objects::MrEntry;
 use crate::control::prepare::PreparedRings;
-use crate::control::srq::set_pages as set_srq_pages;
 use crate::memory::mr::Resolving;
 use crate::memory::page_list::Range;
 use crate::qp::state::QpState;
-use crate::transport::failure::fail_responder;
-use crate::transport::hca::Hca;
+use crate::transport::failure::{fail_responder, fail_srq};
+use crate::transport::hca::{Hca, Requester, Responder};
 
 /// What a change of memory finds again, in this order.
 #[derive(Clone, Copy)]
@@ -75,8 +74,10 @@ impl Remap {
             Follower::Cqs => self.follow_cq(guest, budget),
             Follower::Qps => self.follow_qp(guest, budget),
             Follower::Srqs => self.follow_srq(guest, budget),
-            Follower::Status if waits_for_status(&guest.hca, budget) => Step::Wait,
-            Follower::Status => self.next(Follower::Virtqueues),
+            Follower::Status => match lock_in_turn(&guest.hca.status, budget) {
+                Some(_) => self.next(Follower::Virtqueues),
+                None => Step::Wait,
+            },
             Follower::Virtqueues => self.follow_virtqueue(guest, budget),
         }
     }
@@ -142,12 +143,19 @@ impl Remap {
     fn follow_cq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
         let Some(cqn) = number(self.at, hca.cqs.len()) else { return self.next(Follower::Qps) };
-        let ranges = || lock(hca.cqs.get(cqn)?).ring().map(|ring| ring.ranges().into());
-        let pages = match self.find_rings(budget, ranges) {
-            Rings::Found(pages) => pages,
-            other => return other.step(),
+        let ranges = |budget: &mut Budget| -> Result<Option<Box<[Range]>>, Rings> {
+            let Some(place) = hca.cqs.get(cqn) else { return Ok(None) };
+            let mut place = lock_in_turn(place, budget).ok_or(Rings::Unfinished)?;
+            Ok(place.ring().map(|ring| ring.ranges().into()))
         };
-        if lock(hca.cqs.take(cqn)).set_pages(pages).is_err() {
+        match self.find_rings(budget, ranges) {
+            Rings::Found => {}
+            other => return other.step(),
+        }
+        let Some(mut cq) = lock_in_turn(hca.cqs.take(cqn), budget) else { return Step::Wait };
+        let result = cq.set_pages(self.take_pages());
+        drop(cq);
+        if result.is_err() {
             hca.stats.guest_error(Counter::LostRings, "a completion ring is not in memory");
             hca.report_cq_error(cqn);
         }
@@ -159,15 +167,21 @@ impl Remap {
         let Some(slot) = number(self.at, hca.qps.len()) else {
             return self.next(Follower::Srqs);
         };
-        let ranges = || {
-            let mut requester = lock(&hca.qps.get(slot)?.requester);
-            requester.queue.ring()?;
-            Some(requester.region.clone())
+        let ranges = |_: &mut Budget| {
+            let Some(qp) = hca.qps.get(slot) else { return Ok(None) };
+            let mut requester = lock(&qp.requester);
+            let has_ring = requester.queue.ring().is_some();
+            Ok(has_ring.then(|| requester.region.clone()))
         };
         match self.find_rings(budget, ranges) {
-            Rings::Found(pages) => set_qp_pages(hca, slot, pages.map(Arc::new).as_ref()),
+            Rings::Found => {}
             other => return other.step(),
         }
+        let qp = hca.qps.take(slot);
+        let mut requester = lock(&qp.requester);
+        let Some(mut responder) = lock_in_turn(&qp.responder, budget) else { return Step::Wait };
+        let pages = self.take_pages().map(Arc::new);
+        set_qp_pages(hca, slot, &mut requester, &mut responder, pages.as_ref());
         Step::More
     }
 
@@ -176,10 +190,25 @@ impl Remap {
         let Some(slot) = number(self.at, hca.srqs.len()) else {
             return self.next(Follower::Status);
         };
-        let ranges = || lock(hca.srqs.get(slot)?).as_ref().map(|srq| srq.region().into());
+        let ranges = |budget: &mut Budget| -> Result<Option<Box<[Range]>>, Rings> {
+            let Some(place) = hca.srqs.get(slot) else { return Ok(None) };
+            let place = lock_in_turn(place, budget).ok_or(Rings::Unfinished)?;
+            Ok(place.as_ref().map(|srq| srq.region().into()))
+        };
         match self.find_rings(budget, ranges) {
-            Rings::Found(pages) => set_srq_pages(hca, slot, pages.map(Arc::new)),
+            Rings::Found => {}
             other => return other.step(),
+        }
+        let Some(mut place) = lock_in_turn(hca.srqs.take(slot), budget) else { return Step::Wait };
+        let pages = self.take_pages().map(Arc::new);
+        let lost = pages.is_none();
+        if let Some(srq) = &mut *place {
+            srq.set_pages(pages);
+        }
+        drop(place);
+        if lost {
+            hca.stats.guest_error(Counter::LostRings, "the ring of an SRQ is not in memory");
+            fail_srq(hca, slot);
         }
         Step::More
     }
@@ -197,29 +226,39 @@ impl Remap {
         Step::More
     }
 
-    /// Goes on with the rings of the object that comes next, whose region is what `ranges` returns;
-    /// behind them comes the next object.
+    /// Goes on with the rings of the object that comes next. `ranges` returns its region, or an error if it has to
+    /// be asked again. Without rings, the next object follows.
     fn find_rings(
         &mut self,
         budget: &mut Budget,
-        ranges: impl FnOnce() -> Option<Box<[Range]>>,
+        ranges: impl FnOnce(&mut Budget) -> Result<Option<Box<[Range]>>, Rings>,
     ) -> Rings {
         budget.work(cost::LOOK);
-        let begin = || {
-            let ranges = ranges()?;
+        if self.rings.is_none() {
+            let ranges = match ranges(budget) {
+                Ok(Some(ranges)) => ranges,
+                Ok(None) => {
+                    self.at += 1;
+                    return Rings::Absent;
+                }
+                Err(unfinished) => return unfinished,
+            };
             budget.work(cost::OBJECT + ranges.len() as u64 * cost::FREE);
-            Some(PreparedRings::of_ranges(ranges))
-        };
-        let Some(mut rings) = self.rings.take().or_else(begin) else {
-            self.at += 1;
-            return Rings::Absent;
-        };
-        if !rings.run(&self.memory, budget) {
-            self.rings = Some(rings);
-            return Rings::Unfinished;
+            self.rings = Some(PreparedRings::of_ranges(ranges));
         }
+        let memory = &self.memory;
+        if self.rings.as_mut().is_some_and(|rings| rings.run(memory, budget)) {
+            Rings::Found
+        } else {
+            Rings::Unfinished
+        }
+    }
+
+    /// Returns the pages of the rings that were found, `None` if they are not in memory. Behind them comes the next
+    /// object.
+    fn take_pages(&mut self) -> Option<Pages> {
         self.at += 1;
-        Rings::Found(rings.finish().ok().map(|(pages, _)| pages))
+        self.rings.take()?.finish().ok().map(|(pages, _)| pages)
     }
 }
 
@@ -227,10 +266,10 @@ impl Remap {
 enum Rings {
     /// There are no rings.
     Absent,
-    /// The budget is exhausted.
+    /// The budget is exhausted, or another thread is to go on first.
     Unfinished,
-    /// The rings are in these pages, or not in memory.
-    Found(Option<Pages>),
+    /// [`Remap::take_pages`] has what was found.
+    Found,
 }
 
 impl Rings {
@@ -238,16 +277,19 @@ impl Rings {
     fn step(&self) -> Step {
         match self {
             Self::Unfinished => Step::Wait,
-            Self::Absent | Self::Found(_) => Step::More,
+            Self::Absent | Self::Found => Step::More,
         }
     }
 }
 
 /// Gives the rings of a QP their pages in other memory; without pages, the QP fails.
-fn set_qp_pages(hca: &Hca, slot: u16, pages: Option<&Arc<Pages>>) {
-    let qp = hca.qps.take(slot);
-    let mut requester = lock(&qp.requester);
-    let mut responder = lock(&qp.responder);
+fn set_qp_pages(
+    hca: &Hca,
+    slot: u16,
+    requester: &mut Requester,
+    responder: &mut Responder,
+    pages: Option<&Arc<Pages>>,
+) {
     let lost = pages.is_none();
     let jobs = [hca.jobs.send(slot), hca.jobs.receive(slot)];
     for (queue, job) in [&mut requester.queue, &mut responder.queue].into_iter().zip(jobs) {
@@ -256,8 +298,8 @@ fn set_qp_pages(hca: &Hca, slot: u16, pages: Option<&Arc<Pages>>) {
             hca.make_ready(job);
         }
     }
-    if lost && !matches!(qp.state(), QpState::Err | QpState::Reset) {
+    if lost && !matches!(hca.qps.take(slot).state(), QpState::Err | QpState::Reset) {
         hca.stats.guest_error(Counter::LostRings, "the rings of a QP are not in memory");
-        fail_responder(hca, slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+        fail_responder(hca, slot, responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
     }
 }

@@ -5,7 +5,7 @@
 use memory::GuestMemory;
 
 use super::guest::Guest;
-use super::step::{number, waits_for_status, Step};
+use super::step::{lock_in_turn, number, Step};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::{lock, write};
 use crate::control::objects::MrEntry;
@@ -29,6 +29,8 @@ enum Victim {
     Cqs,
     /// A thread that counts, for the status, what waits in rings.
     Status,
+    /// The queues of events, of which the first is that of asynchronous ones.
+    Events,
     Rest,
 }
 
@@ -61,8 +63,11 @@ impl Reset {
             Victim::Windows => self.end_window(guest, budget),
             Victim::Regions => self.end_region(guest, budget),
             Victim::Cqs => self.end_cq(guest, budget),
-            Victim::Status if waits_for_status(&guest.hca, budget) => Step::Wait,
-            Victim::Status => self.next(Victim::Rest),
+            Victim::Status => match lock_in_turn(&guest.hca.status, budget) {
+                Some(_) => self.next(Victim::Events),
+                None => Step::Wait,
+            },
+            Victim::Events => self.end_events(guest, budget),
             Victim::Rest => {
                 end_rest(guest);
                 Step::Done
@@ -92,18 +97,20 @@ impl Reset {
         budget.work(cost::LOOK);
         if let Some(qp) = hca.qps.get(slot) {
             budget.work(cost::OBJECT);
-            let group = lock(&qp.responder).groups.pop();
-            if let Some(gid) = group {
+            let mut requester = lock(&qp.requester);
+            let Some(mut responder) = lock_in_turn(&qp.responder, budget) else {
+                return Step::Wait;
+            };
+            if let Some(gid) = responder.groups.pop() {
+                drop((requester, responder));
                 hca.network.leave(&gid, hca, slot);
                 return Step::More;
             }
-            let mut requester = lock(&qp.requester);
             requester.reset();
             requester.config = None;
             requester.region = Box::default();
             requester.queue = WorkQueue::default();
             drop(requester);
-            let mut responder = lock(&qp.responder);
             qp.set_state(&mut responder, QpState::Reset);
             responder.rouse();
             responder.reset();
@@ -121,11 +128,15 @@ impl Reset {
             return self.next(Victim::Windows);
         };
         budget.work(cost::LOOK);
-        self.at += 1;
-        let srq = hca.srqs.get(slot).and_then(|place| lock(place).take());
-        if let Some(srq) = srq {
-            budget.work(cost::OBJECT + srq.users.len() as u64 * cost::FREE);
+        if let Some(place) = hca.srqs.get(slot) {
+            let Some(mut place) = lock_in_turn(place, budget) else { return Step::Wait };
+            let srq = place.take();
+            drop(place);
+            if let Some(srq) = srq {
+                budget.work(cost::OBJECT + srq.users.len() as u64 * cost::FREE);
+            }
         }
+        self.at += 1;
         Step::More
     }
 
@@ -181,11 +192,24 @@ impl Reset {
         let hca = &guest.hca;
         let Some(cqn) = number(self.at, hca.cqs.len()) else { return self.next(Victim::Status) };
         budget.work(cost::LOOK);
-        self.at += 1;
         if let Some(place) = hca.cqs.get(cqn) {
-            let cq = std::mem::take(&mut *lock(place));
+            let Some(mut place) = lock_in_turn(place, budget) else { return Step::Wait };
+            let cq = std::mem::take(&mut *place);
+            drop(place);
             budget.work(cost::OBJECT + cq.users.len() as u64 * cost::FREE);
         }
+        self.at += 1;
+        Step::More
+    }
+
+    fn end_events(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        let mut queues = [&hca.events].into_iter().chain(&hca.completion_events);
+        let Some(events) = queues.nth(self.at as usize) else { return self.next(Victim::Rest) };
+        budget.work(cost::OBJECT);
+        let Some(mut events) = lock_in_turn(events, budget) else { return Step::Wait };
+        *events = Events::default();
+        self.at += 1;
         Step::More
     }
 }
@@ -195,9 +219,6 @@ fn end_rest(guest: &Guest) {
     let hca = &guest.hca;
     *lock(&guest.control) = Control::new(hca);
     write(&hca.keys).set_memory(&GuestMemory::default());
-    for events in hca.completion_events.iter().chain([&hca.events]) {
-        *lock(events) = Events::default();
-    }
     *lock(&guest.doorbells) = Virtqueue::default();
     lock(&hca.inbox).clear();
     lock(&hca.timers).clear();

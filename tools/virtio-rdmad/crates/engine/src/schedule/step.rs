@@ -2,9 +2,10 @@
 
 //! Steps of what goes on object by object.
 
+use std::sync::{Mutex, MutexGuard};
+
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::try_lock;
-use crate::transport::hca::Hca;
 
 /// What one step of a change leaves.
 pub(crate) enum Step {
@@ -21,12 +22,15 @@ pub(crate) fn number(at: u32, count: u16) -> Option<u16> {
     u16::try_from(at).ok().filter(|at| *at < count)
 }
 
-/// Returns whether a change has to wait for a thread that reads rings for the status, and charges for the look. That
-/// thread may be in an access to memory that takes long.
-pub(crate) fn waits_for_status(hca: &Hca, budget: &mut Budget) -> bool {
-    let waits = try_lock(&hca.status).is_none();
-    if waits {
+/// Locks what another thread may have locked for as long as an access to memory takes. `None` if one has: the change
+/// goes on in a later turn, and this one is charged for the wait.
+pub(crate) fn lock_in_turn<'a, T>(
+    mutex: &'a Mutex<T>,
+    budget: &mut Budget,
+) -> Option<MutexGuard<'a, T>> {
+    let guard = try_lock(mutex);
+    if guard.is_none() {
         budget.work(cost::WAIT);
     }
-    waits
+    guard
 }

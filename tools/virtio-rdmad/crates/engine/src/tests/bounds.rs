@@ -3,7 +3,7 @@
 //! Tests that turns are short, however much work a guest causes. [`Guest::run`] asserts this for each turn
 //! by the work that the engine counts, in estimated nanoseconds.
 
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -684,6 +684,59 @@ fn changes_of_all_wait_for_a_copy_in_turns() {
             drop(pin);
             pair.b.run();
             assert!(device.is_settled());
+        }
+    });
+}
+
+/// Begins a change while another thread has the lock of an object, for which the change waits in turns.
+fn wait_for_lock<T>(guest: &Guest, mutex: &Mutex<T>, begin: impl FnOnce(&Device)) {
+    let device = &guest.device;
+    let guard = mutex.lock().unwrap();
+    begin(device);
+    for _ in 0..10 {
+        assert_eq!(device.run(64), Next::Busy);
+    }
+    assert!(!device.is_settled());
+    drop(guard);
+    guest.end_change();
+}
+
+/// A change of memory, a reset and a freeze wait in turns for a thread that is in an access to memory with the lock
+/// of an object.
+#[test]
+fn changes_of_all_wait_for_locks_in_turns() {
+    with_rings(|| {
+        let remap = |device: &Device, memory: &GuestMemory| device.begin_memory(memory);
+        let reset = |device: &Device, _: &GuestMemory| device.begin_reset();
+        let freeze = |device: &Device, _: &GuestMemory| device.begin_freeze();
+        for begin in [remap, reset, freeze] {
+            let mut pair = Pair::new();
+            pair.b.create_srq(pair.ends[1].pdn);
+            let (guest, hca, end) = (&pair.b, pair.b.device.hca(), pair.ends[1]);
+            let begin = |device: &Device| begin(device, &guest.memory);
+            let qp = hca.qps.get(hca.slot_of(end.qpn).unwrap()).unwrap();
+            wait_for_lock(guest, &qp.responder, begin);
+        }
+        for begin in [remap, reset, freeze] {
+            let pair = Pair::new();
+            let cqn = u16::try_from(pair.ends[1].cqn).unwrap();
+            let begin = |device: &Device| begin(device, &pair.b.memory);
+            wait_for_lock(&pair.b, pair.b.device.hca().cqs.get(cqn).unwrap(), begin);
+        }
+        for begin in [remap, reset] {
+            let mut pair = Pair::new();
+            let srqn = u16::try_from(pair.b.create_srq(pair.ends[1].pdn)).unwrap();
+            let begin = |device: &Device| begin(device, &pair.b.memory);
+            wait_for_lock(&pair.b, pair.b.device.hca().srqs.get(srqn - 1).unwrap(), begin);
+        }
+        for begin in [reset, freeze] {
+            let pair = Pair::new();
+            let hca = pair.b.device.hca();
+            let begin = |device: &Device| begin(device, &pair.b.memory);
+            wait_for_lock(&pair.b, &hca.events, begin);
+            let pair = Pair::new();
+            let hca = pair.b.device.hca();
+            wait_for_lock(&pair.b, &hca.completion_events[0], begin);
         }
     });
 }
