@@ -226,6 +226,13 @@ class FaultySrp(Faulty):
         self.do(self.host, "fail_after", "15", name="waits_15_s")
         super().host_loses_device()
 
+    def is_killed(self):
+        # What ib_srp looks for in freed requests (ulp.REPORTS) is poison there, and the host's kernel ends.
+        if self.host.options.kernel == "debug":
+            self.results.result(f"{self.name}: kill", skip="ib_srp of Linux 7.2 uses freed memory")
+        else:
+            super().is_killed()
+
     def finishes(self):
         super().finishes()
         for guest in (self.target, self.host):
