@@ -855,7 +855,7 @@ fn the_binding_of_a_window_waits_in_turns() {
 #[test]
 fn a_send_that_invalidates_waits_in_turns() {
     with_rings(|| {
-        for len in [0, 64, 300 << 10_usize] {
+        for (len, is_inline) in [(0, false), (64, false), (64, true), (300 << 10_usize, false)] {
             let mut pair = Pair::new();
             let [a, b] = pair.ends;
             let key = fast_region(&mut pair);
@@ -863,7 +863,12 @@ fn a_send_that_invalidates_waits_in_turns() {
             let data = pair.a.fill(DATA, len, 5);
             pair.b.post_recv(b.qpn, 2, &[sge(DATA, len as u32, b.key)]);
             pair.b.run();
-            let send = Send::new(3, VIRTIO_RDMA_WR_SEND_WITH_INV, &[sge(DATA, len as u32, a.key)]);
+            let mut send =
+                Send::new(3, VIRTIO_RDMA_WR_SEND_WITH_INV, &[sge(DATA, len as u32, a.key)]);
+            if is_inline {
+                send.sges.clear();
+                send = send.inline(&data);
+            }
             pair.a.post_send(a.qpn, &send.invalidate(key));
             let hca = Arc::clone(pair.b.device.hca());
             wait_to_revoke(&pair.a, &hca.keys, key);

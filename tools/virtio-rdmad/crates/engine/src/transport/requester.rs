@@ -438,7 +438,9 @@ impl Sender<'_> {
         let Round { local: cache, remote, batch, .. } = round;
         let wqe = &requester.wqe;
         let local = if wqe.is_inline {
-            Data::Inline(&wqe.inline)
+            // Nothing is left of a message whose end is asked for again.
+            let done = usize::try_from(requester.done).unwrap_or(usize::MAX);
+            Data::Inline(wqe.inline.get(done..).unwrap_or_default())
         } else {
             Data::Mapped(View { cache, mappings })
         };
