@@ -37,7 +37,8 @@ pub(crate) mod cost {
     pub const FREE: u64 = 10;
     /// To copy an entry of a ring to another.
     pub const ENTRY: u64 = 60;
-    /// To wait until a peer's round has ended, which leaves no time for anything else in this one.
+    /// To wait for a peer, until its round has ended or it has let go of a lock, which leaves no time for anything else in
+    /// this round.
     pub const WAIT: u64 = 100_000;
     /// To look at an object, and to do what a change of another one means for it.
     pub const OBJECT: u64 = 150;

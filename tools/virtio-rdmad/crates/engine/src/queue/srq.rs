@@ -266,9 +266,13 @@ impl Srq {
         self.waiters.rouse(left)
     }
 
-    /// Notes that a QP that was roused cannot look yet: it is roused again.
+    /// Notes that a QP that was roused cannot look yet: it is roused again. The owner is asked for doorbells, as where a
+    /// QP comes to stand in the line: another QP may take the last work request before this one is roused.
     pub fn put_back(&mut self, slot: u16) {
-        self.waiters.put_back(slot);
+        if self.waiters.put_back(slot) {
+            self.asleep = true;
+            self.ring.sleep();
+        }
     }
 
     /// Notes that a QP that was roused cannot look, so that another one does.

@@ -22,6 +22,9 @@ pub(crate) struct Waiters {
     roused: BTreeMap<u64, u16>,
     /// The turn of the one that came last.
     last: u64,
+    /// The last turns among those that were roused and those that ask, when they began to be forgotten; 0 while they
+    /// are not.
+    late: [u64; 2],
 }
 
 impl Waiters {
@@ -72,12 +75,13 @@ impl Waiters {
     }
 
     /// Puts a QP that was roused back in the line, in the turn that it has, unless it asks again by itself by now. It
-    /// may have come and gone meanwhile, and then it stands there until it is roused.
-    pub fn put_back(&mut self, slot: u16) {
+    /// may have come and gone meanwhile, and then it stands there until it is roused. Returns whether it is to be roused.
+    pub fn put_back(&mut self, slot: u16) -> bool {
         let asks_again = self.turns.get(&slot).is_some_and(|turn| self.asking.contains_key(turn));
         if !asks_again {
             self.join(slot, false);
         }
+        !asks_again
     }
 
     /// Returns whether the `left` work requests reach to this turn of the line. Where more QPs are before it than are
@@ -92,14 +96,30 @@ impl Waiters {
     }
 
     /// Forgets some of those that have to come by themselves, the first ones: what was set aside for them is for
-    /// others. Returns whether some are left.
+    /// others. Returns whether some may be left. Until none is, those that join them behind the last one are not late.
     pub fn forget_others(&mut self) -> bool {
+        if self.late == [0; 2] {
+            let last =
+                |line: &BTreeMap<u64, u16>| line.last_key_value().map_or(0, |(turn, _)| *turn);
+            self.late = [last(&self.roused), last(&self.asking)];
+        }
         for _ in 0..LOOK {
-            let first = self.roused.pop_first().or_else(|| self.asking.pop_first());
-            let Some((_, slot)) = first else { return false };
+            let Some(slot) = self.pop_late() else {
+                self.late = [0; 2];
+                return false;
+            };
             self.turns.remove(&slot);
         }
-        self.has_others()
+        true
+    }
+
+    fn pop_late(&mut self) -> Option<u16> {
+        let [roused, asking] = self.late;
+        let first = |line: &mut BTreeMap<u64, u16>, late| {
+            let entry = line.first_entry().filter(|entry| *entry.key() <= late)?;
+            Some(entry.remove())
+        };
+        first(&mut self.roused, roused).or_else(|| first(&mut self.asking, asking))
     }
 
     /// Returns whether one of the `left` work requests is for this QP: there are more than QPs before it.
@@ -208,5 +228,14 @@ mod tests {
         assert_eq!(parts, 1000_usize.div_ceil(LOOK));
         assert!(!waiters.has_others());
         assert_eq!(waiters.rouse(1), Some(1000));
+        // One that is roused meanwhile is not late.
+        for slot in 0..100 {
+            waiters.join(slot, true);
+        }
+        waiters.join(200, false);
+        assert!(waiters.forget_others());
+        assert_eq!(waiters.rouse(1000), Some(200));
+        assert!(!waiters.forget_others());
+        assert!(waiters.admit(200, || 1) && waiters.has_others());
     }
 }

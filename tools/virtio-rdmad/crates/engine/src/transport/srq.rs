@@ -72,12 +72,25 @@ pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
     if failure::fail_users(hca, budget, next) {
         return true;
     }
+    let mut locked = Vec::new();
+    let is_done = rouse(hca, srq, budget, &mut locked);
+    for slot in &locked {
+        budget.work(cost::WAIT);
+        hca.with_srq(srq, |srq| srq.put_back(*slot));
+    }
+    !is_done || !locked.is_empty()
+}
+
+/// Rouses as many requesters as there are work requests, within the budget. QPs whose responders are locked are `locked`:
+/// a peer sends to them, which may take as long as an access to memory does. Returns whether nobody else is to be roused
+/// before the next visit.
+fn rouse(hca: &Hca, srq: u16, budget: &mut Budget, locked: &mut Vec<u16>) -> bool {
     let now = hca.clock().now();
     while !budget.is_over() {
         let Some(slot) = hca.with_srq(srq, |srq| srq.rouse(now)).flatten() else {
             let next = hca.with_srq(srq, |srq| srq.next_visit(now)).flatten();
             lock(&hca.timers).set(hca.jobs.srq(srq), next);
-            return false;
+            return true;
         };
         budget.work(cost::OBJECT);
         let Some(qp) = hca.qps.get(slot) else {
@@ -85,14 +98,13 @@ pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
             continue;
         };
         let Some(mut responder) = try_lock(&qp.responder) else {
-            // A peer sends to it, which may take as long as an access to memory does.
-            hca.with_srq(srq, |srq| srq.put_back(slot));
-            return true;
+            locked.push(slot);
+            continue;
         };
         // The QP may have come by itself meanwhile. It must not stand in the line once more before it is passed over.
         if !responder.rouse() {
             hca.with_srq(srq, |srq| srq.skip(slot));
         }
     }
-    true
+    false
 }
