@@ -586,6 +586,7 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
             former_socket = %old.path.display(),
             "the guest was added, and the options name it now: they say what it may do and where its VMM connects"
         );
+        kept.set_stays();
     } else if spec.is_named(&named) {
         // Whoever has changed its policy since then has the last word.
         return (old, Some(kept), connected);

@@ -209,6 +209,11 @@ impl Kept {
         self.record.leaves
     }
 
+    /// Notes that the guest does not leave when its VMM does.
+    pub fn set_stays(&mut self) {
+        self.record.leaves = false;
+    }
+
     /// Notes that the guest leaves when its VMM does, whichever process serves it then.
     pub fn set_leaves(&mut self) {
         self.record.leaves = true;
