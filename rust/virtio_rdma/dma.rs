@@ -209,7 +209,7 @@ const SMALL: u32 = PAGE_SIZE_OF_KERNEL.trailing_zeros();
 /// harms nothing else.
 pub(crate) struct Pages {
     /// Blocks of one size; the last one may be smaller.
-    pieces: KVec<Buffer>,
+    pieces: KVVec<Buffer>,
     /// The bytes of such a block, as a power of two.
     shift: u32,
 }
@@ -232,7 +232,7 @@ impl Pages {
     /// Allocates `len` bytes in pieces of a size.
     fn in_pieces(dma: &Device, len: usize, shift: u32, flags: Flags) -> Result<Self> {
         let size = 1 << shift;
-        let mut pieces = KVec::with_capacity(len.div_ceil(size), flags)?;
+        let mut pieces = KVVec::with_capacity(len.div_ceil(size), flags)?;
         let mut rest = len;
         loop {
             let piece = rest.min(size);
