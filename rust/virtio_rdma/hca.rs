@@ -681,8 +681,8 @@ impl Hca {
         self.attend();
     }
 
-    /// Schedules work for what happened to the device: looks at its status, reports events of the port, and lets
-    /// the consumers of armed CQs poll if it has failed. Any context.
+    /// Schedules work for what happened to the device: looks at its status, reports events of the port, sends requests
+    /// for notification that wait, and lets the consumers of armed CQs poll if it has failed. Any context.
     pub(crate) fn attend(self: &Arc<Self>) {
         // If the work item is queued already, it has not run yet.
         let _ = reclaim::queue().enqueue::<_, 0>(self.clone());

@@ -202,9 +202,10 @@ impl WorkItem<REPORT> for Hca {
 impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
-    /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service, and reports what happened to the
-    /// port. Sends requests for notification that wait. If the device has failed, ends the waiting for commands, and has it reset; once it was, lets the
-    /// consumers of armed CQs poll, so that they find their work requests flushed, or a ring that is closed.
+    /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service, reports what happened to the port, and
+    /// sends requests for notification that wait. If the device has failed, ends the waiting for commands, and has it
+    /// reset; once it was, lets the consumers of armed CQs poll, so that they find their work requests flushed, or a
+    /// ring that is closed.
     fn run(this: Arc<Self>) {
         if this.needs_reset() {
             this.fail("it asks for a reset");

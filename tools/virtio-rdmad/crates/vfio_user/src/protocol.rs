@@ -700,8 +700,7 @@ impl VfioUser {
         let result = if queues.first().is_some_and(|queue| self.is_unshared(queue.layout.desc)) {
             Err("the guest's memory is not shared: start QEMU with share=on".to_owned())
         } else if queues.iter().any(|queue| self.is_in_pieces(&queue.layout)) {
-            Err("the pages of a virtqueue are DMA regions of their own: boot a guest that has a virtual IOMMU with \
-                 iommu=pt"
+            Err("a virtqueue lies in several DMA regions: boot a guest that has a virtual IOMMU with iommu=pt"
                 .to_owned())
         } else {
             backend.set_features(self.registers.features());

@@ -8,8 +8,8 @@
 //! stay, the rest comes with each REG_MR.
 //!
 //! Work requests of a guest are done by the guest's own thread, control commands
-//! too. Only invalidation may come from a peer's: it revokes the region, which
-//! waits for copies and for nothing else.
+//! too. Only invalidation may come from a peer's: it revokes the region, and is
+//! asked for again as long as a copy by the key is under way.
 
 use abi::{virtio_rdma_ring_reg_wqe, WrReg};
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,8 @@
 //! base memory management extensions).
 //!
 //! Registrations and bindings come from the guest's own thread, as control commands do. Only
-//! invalidation may come from a peer's: it revokes the region, which has to do with copies and with
-//! nothing else.
+//! invalidation may come from a peer's: it revokes the region, for which no lock of the guest's objects
+//! is needed.
 
 use std::sync::{Arc, RwLock};
 

@@ -21,7 +21,7 @@ const MOST_BYTES: usize = 4 << 20;
 /// Parts that the sources of frames are divided into, by address.
 const PARTS: usize = 32;
 
-/// A part of the sources leaves one of so many bytes that it has in a heap to the others.
+/// A part of the sources leaves room for others: for each so many bytes that it has in a heap, one is free.
 const LEFT: usize = 3;
 
 /// Bytes of all frames that wait: of both heaps, and of the headers of a train that was taken apart.
@@ -118,8 +118,8 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Adds a frame of a source; `false` if there is no room, or if the source would have more than it leaves to
-    /// others. `segment` is as in [`roce::Segments`].
+    /// Adds a frame of a source; `false` if there is no room, or if the part of the source would not leave what it has to
+    /// leave to others. `segment` is as in [`roce::Segments`].
     pub fn push(&mut self, source: &Gid, frame: &[u8], segment: u16) -> bool {
         let of_part = &mut self.by_part[part_of(source)];
         let (all, own) = (self.arriving.bytes.len() + frame.len(), *of_part + frame.len());

@@ -65,7 +65,7 @@ impl Sender<'_> {
     }
 
     /// Invalidates the key that a work request names for this side, if it does; returns the
-    /// `enum virtio_rdma_wc_status`. `Err`: a copy by this is under way, and the work request does not end before it.
+    /// `enum virtio_rdma_wc_status`. `Err`: a copy by this key is under way, and the work request does not end before it.
     pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<u32, Arc<Mr>> {
         let Some(key) = wqe.request.invalidate else { return Ok(VIRTIO_RDMA_WC_SUCCESS) };
         let hca = self.hca;
