@@ -28,6 +28,8 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 /// How many lines of one kind a guest may have at once.
 const BURST: u32 = 10;
+/// Kinds of lines of guests that are counted at a time, besides those of the last 100 s. Guests come and go.
+const MOST: usize = 4096;
 /// The time after which a guest may have one more line of a kind.
 const PERIOD: Duration = Duration::from_secs(10);
 
@@ -161,6 +163,10 @@ impl Shares {
     /// Takes a line of a kind from the share of a guest. Returns whether there was one left.
     fn take(&self, guest: String, kind: Identifier, now: Instant) -> bool {
         let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if shares.len() >= MOST {
+            // One that is whole is as one that is new.
+            shares.retain(|_, share| now.saturating_duration_since(share.since) < PERIOD * BURST);
+        }
         shares.entry((guest, kind)).or_insert(Share { lines: BURST, since: now }).take(now)
     }
 }
@@ -282,6 +288,18 @@ mod tests {
         assert_eq!(count("of nobody"), 1000);
         assert_eq!(count("another kind"), 1);
         assert!(left_out() >= 2 * 990);
+    }
+
+    /// Guests that have gone are not counted for ever.
+    #[test]
+    fn shares_are_forgotten() {
+        let line = tracing::info_span!("a line");
+        let Some(metadata) = line.metadata() else { return };
+        let (shares, start) = (Shares::default(), Instant::now());
+        let take = |guest: usize, now| shares.take(guest.to_string(), metadata.callsite(), now);
+        assert!((0..MOST).all(|guest| take(guest, start)));
+        assert!(take(MOST, start + PERIOD * BURST));
+        assert_eq!(shares.0.lock().unwrap().len(), 1);
     }
 
     /// Nobody waits for a reader that has stalled. What was lost is told when it reads again.
