@@ -26,6 +26,12 @@ QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 # It runs what is behind "--", as the user's own runuser does.
 RUNUSER = 'printf "%s " runuser "$1" "$2" "$(umask)" >>"$CALLS"; shift 3; exec "$@"'
 VIRTIO_RDMAD = 'echo virtio-rdmad "$@" >>"$CALLS"; echo "$SAYS" >&2; exit "$STATUS"'
+# One that refuses to add a guest until somebody has asked for the status, by which the guest of before leaves.
+LEAVES = """echo virtio-rdmad "$@" >>"$CALLS"
+case "$1" in
+add) [ -e "$CALLS.asked" ] || { echo "the name vm1 is taken" >&2; exit 1; } ;;
+status) touch "$CALLS.asked"; echo '{"guests": [{"name": "vm1", "leaving": true}]}' ;;
+esac"""
 NET = "boot: order=scsi0\nnet0: virtio=52:54:00:12:34:01,bridge=vmbr0\nnet1: virtio=52:54:00:12:34:02,bridge=vmbr1\n"
 
 
@@ -143,6 +149,13 @@ def test_libvirt_says_what_virtio_rdmad_says(programs):
     programs.status, programs.says = 1, "virtio-rdmad: the name vm1 is taken"
     done = libvirt(programs, "prepare", "begin", domain(GUEST))
     assert (done.returncode, done.stderr) == (1, "virtio-rdma: vm1: virtio-rdmad: the name vm1 is taken\n")
+
+
+def test_libvirt_waits_for_a_guest_that_leaves(programs):
+    programs.add("virtio-rdmad", LEAVES)
+    done = libvirt(programs, "prepare", "begin", domain(GUEST))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [call.split()[1] for call in programs.calls] == ["add", "status", "add"]
 
 
 @pytest.mark.parametrize(("name", "text", "error"), [
