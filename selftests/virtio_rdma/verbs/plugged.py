@@ -50,7 +50,8 @@ def main(mib):
         if round_ == 100:
             print("running", flush=True)
     for page in range(pages):
-        ktap.same_bytes(ctypes.string_at(region.buf + page * PAGE, 8), word(page, rounds[page]), f"page {page} at the end")
+        got = ctypes.string_at(region.buf + page * PAGE, 8)
+        ktap.same_bytes(got, word(page, rounds[page]), f"page {page} at the end")
     print(f"{round_} rounds, {pages} pages", flush=True)
 
 

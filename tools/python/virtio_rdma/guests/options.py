@@ -17,10 +17,11 @@ class Options:
     numbers of the guests to which the device does not offer rings. workers: of the device; 0 leaves
     their number to it. hugetlb: QEMU's guests have their memory in huge pages of 2 MiB, of which the
     machine has enough. swap: QEMU's guests have an empty disk for swap space, /dev/vdb, and resume
-    from it. pluggable: how much memory QEMU's guests can get besides while they run, in MiB. iommu: QEMU's
-    guests of amd64 have a virtual IOMMU, and these are options of their kernel for it. serial: QEMU's guests of amd64 answer over their second serial line, which guests that
-    sleep need. others: options that some guests have of their own, by their numbers, for example
-    their image and kernel_dir.
+    from it. pluggable: how much memory QEMU's guests can get besides while they run, in MiB. iommu:
+    QEMU's guests of amd64 have a virtual IOMMU, and these are options of their kernel for it. serial:
+    QEMU's guests of amd64 answer over their second serial line, which guests that sleep need. others:
+    options that some guests have of their own, by their numbers, for example their image and
+    kernel_dir.
     """
 
     vmm: str = "qemu"

@@ -244,7 +244,7 @@ def became(holds):
 @network("a guest whose memory is plugged", pluggable=PLUGGABLE)
 @only(lambda where: where.platform.vmm == "qemu" and where.platform.kernel == "stock" and not where.brief)
 class TestPluggedMemory:
-    """A guest gets memory from virtio-mem while it runs, block by block, and gives it back while there are MRs in it."""
+    """A guest gets memory from virtio-mem while it runs, block by block, and gives it back while an MR lies in it."""
 
     def test_plugged(self, network, guest, results):
         # The kernel's own zone: pinned memory has no other.
@@ -252,7 +252,8 @@ class TestPluggedMemory:
         guest.plug(PLUGGABLE)
         results.result("memory is plugged", became(lambda: guest.plugged() == PLUGGABLE))
         job = self.start(guest)
-        results.result("data flows in an MR that is larger than the memory of the boot", job.shows("running", HANG_SECONDS))
+        results.result("data flows in an MR that is larger than the memory of the boot",
+                       job.shows("running", HANG_SECONDS))
         guest.plug(0)
         results.result("memory that no MR has is unplugged", became(lambda: guest.plugged() < PLUGGABLE // 2))
         results.note(f"{guest.plugged()} MiB stay plugged under an MR of {LARGER} MiB")
