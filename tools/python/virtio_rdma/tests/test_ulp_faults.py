@@ -302,13 +302,9 @@ class TestFaults:
         ulp = (FaultySrp if kind == "srp" else Faulty)(results, network, kind, f"{title}: ")
         ulp.run(ulp.begins, *ulp.suffers(), ulp.host_dies, ulp.finishes)
 
-    def test_rds(self, network, title, results):
-        ulp = FaultyRds(results, network, "rds", f"{title}: ")
-        ulp.run(*ulp.suffers())
-
     @pytest.mark.only(lambda where: where.platform.vmm == "uml")
     def test_srq(self, network, title, results):
-        """A target whose QPs share SRQs loses its host, and serves the next one."""
+        """A target with SRQs loses its host, and serves the next one. (RDS keeps connections, and is last.)"""
         ulp = Faulty(results, network, "nvme", f"{title}, SRQs: ")
         ulp.do(ulp.target, "load_target", "use_srq=1")
 
@@ -316,6 +312,10 @@ class TestFaults:
             ulp.do(ulp.target, "has_srqs")
         ulp.run(ulp.begins, ulp.host_dies, shares, ulp.finishes)
         ulp.do(ulp.target, "load_target")
+
+    def test_rds(self, network, title, results):
+        ulp = FaultyRds(results, network, "rds", f"{title}: ")
+        ulp.run(*ulp.suffers())
 
     def test_objects(self, network, results):
         networks.agree(results, network)
