@@ -176,7 +176,7 @@ fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<Saved
         region: requester.region.to_vec(),
         attr: requester.attr,
         source: requester.source,
-        wqe: requester.active.then(|| requester.wqe.clone()),
+        wqe: requester.active.then(|| requester.wqe.to_save()),
         done: if ends { 0 } else { requester.done },
         wait: SavedWait::of(requester.wait, now),
         rnr_left: requester.rnr_left,

@@ -251,11 +251,18 @@ impl SendWqe {
         require(self.inline.len() <= MAX_INLINE.into(), "a work request has too much inline data")?;
         require(total <= MAX_MSG_SIZE.into(), "a work request is too long")?;
         require(total == data, "a work request has another length than its data")?;
-        // What is left of a READ whose data is there may be its invalidation.
-        let had_data = operation == Operation::LocalInv && invalidate.is_some();
-        let may_have_data = had_data || !operation.has_no_data();
-        require(total == 0 || may_have_data, "a work request may have no data")?;
+        require(total == 0 || !operation.has_no_data(), "a work request may have no data")?;
         require(total == 8 || !operation.is_of_a_word(), "an atomic is of other than 8 bytes")
+    }
+
+    /// Returns what is saved of a work request that is under way. Of a READ that waits for the invalidation of a key at
+    /// its end, only that is left, and its completion tells of no bytes.
+    pub fn to_save(&self) -> Self {
+        let mut left = self.clone();
+        if left.request.operation == Operation::LocalInv {
+            (left.request.total, left.sges) = (0, SgeList::EMPTY);
+        }
+        left
     }
 
     /// Returns a work request that asks for nothing.

@@ -748,6 +748,12 @@ fn copy_by(guest: &Guest, key: u32) -> Arc<Mr> {
     mr
 }
 
+/// Ends the copy that [`copy_by`] has begun, and lets go of the region, for which a reset waits.
+fn end_copy(mr: Arc<Mr>) {
+    mr.leave();
+    drop(mr);
+}
+
 /// Runs a guest that has to wait for a copy by a key in turns. No other copy by it begins meanwhile.
 fn wait_to_revoke(guest: &Guest, keys: &RwLock<KeyTable>, key: u32) {
     for _ in 0..10 {
@@ -781,7 +787,7 @@ fn an_invalidation_waits_in_turns() {
         pair.b.post_send(b.qpn, &write.rdma(DATA, a.key));
         wait_to_revoke(&pair.b, &pair.b.device.hca().keys, key);
         assert!(pair.poll_b().is_none());
-        mr.leave();
+        end_copy(mr);
         pair.settle();
         for wr_id in [2, 3] {
             let cqe = pair.poll_b().unwrap();
@@ -793,8 +799,9 @@ fn an_invalidation_waits_in_turns() {
 /// A READ that invalidates a key waits when its data is there, and is not done once more.
 #[test]
 fn a_read_that_invalidates_waits_in_turns() {
+    without_upgrades();
     with_rings(|| {
-        for len in [0, 64, 300 << 10_usize] {
+        for (len, is_saved) in [(0, false), (64, false), (64, true), (300 << 10_usize, false)] {
             let mut pair = Pair::new();
             let [a, b] = pair.ends;
             let key = fast_region(&mut pair);
@@ -808,11 +815,15 @@ fn a_read_that_invalidates_waits_in_turns() {
             wait_to_revoke(&pair.b, &pair.b.device.hca().keys, key);
             assert!(pair.poll_b().is_none());
             assert_eq!(pair.b.bytes(DATA, len), data);
-            mr.leave();
+            end_copy(mr);
+            if is_saved {
+                upgrade(&[&pair.a, &pair.b]);
+            }
             pair.settle();
-            for wr_id in [2, 3] {
+            let told = if is_saved { 0 } else { len as u32 };
+            for (wr_id, byte_len) in [(2, told), (3, len as u32)] {
                 let cqe = pair.poll_b().unwrap();
-                assert_eq!((cqe.wr_id, cqe.byte_len), (wr_id, len as u32));
+                assert_eq!((cqe.wr_id, cqe.byte_len), (wr_id, byte_len));
                 assert_eq!(u32::from(cqe.status), VIRTIO_RDMA_WC_SUCCESS);
                 assert_eq!(u32::from(cqe.opcode), VIRTIO_RDMA_WC_RDMA_READ);
             }
@@ -842,7 +853,7 @@ fn the_binding_of_a_window_waits_in_turns() {
         pair.b.post_send(b.qpn, &Send::bind_mw(2, bind));
         wait_to_revoke(&pair.b, &pair.b.device.hca().keys, window);
         assert!(pair.poll_b().is_none());
-        mr.leave();
+        end_copy(mr);
         pair.settle();
         let cqe = pair.poll_b().unwrap();
         assert_eq!((cqe.wr_id, u32::from(cqe.status)), (2, VIRTIO_RDMA_WC_SUCCESS));
@@ -854,8 +865,18 @@ fn the_binding_of_a_window_waits_in_turns() {
 /// and its data is copied once.
 #[test]
 fn a_send_that_invalidates_waits_in_turns() {
+    without_upgrades();
+    let large = 300 << 10_usize;
+    let cases = [
+        (0, false, false),
+        (64, false, false),
+        (64, true, false),
+        (64, true, true),
+        (large, false, false),
+        (large, false, true),
+    ];
     with_rings(|| {
-        for (len, is_inline) in [(0, false), (64, false), (64, true), (300 << 10_usize, false)] {
+        for (len, is_inline, is_saved) in cases {
             let mut pair = Pair::new();
             let [a, b] = pair.ends;
             let key = fast_region(&mut pair);
@@ -877,14 +898,19 @@ fn a_send_that_invalidates_waits_in_turns() {
             assert!(pair.poll_a().is_none() && pair.poll_b().is_none());
             assert_eq!(pair.b.bytes(DATA, len), data);
             pair.b.memory.write(DATA, &vec![0; len]).unwrap();
-            mr.leave();
+            end_copy(mr);
+            // A device that is saved at this moment sends the message once more.
+            let expected = if is_saved { data } else { vec![0; len] };
+            if is_saved {
+                upgrade(&[&pair.a, &pair.b]);
+            }
             pair.settle();
             let (sent, received) = (pair.poll_a().unwrap(), pair.poll_b().unwrap());
             let ok = VIRTIO_RDMA_WC_SUCCESS;
             assert_eq!((u32::from(sent.status), u32::from(received.status)), (ok, ok));
             assert_eq!((received.wr_id, received.byte_len), (2, len as u32));
             assert_eq!(received.ex, key);
-            assert!(pair.b.bytes(DATA, len).iter().all(|byte| *byte == 0));
+            assert_eq!(pair.b.bytes(DATA, len), expected);
         }
     });
 }
