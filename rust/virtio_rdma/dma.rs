@@ -70,7 +70,7 @@ impl Device {
         self.alloc_with(len, GFP_KERNEL)
     }
 
-    /// Does this with other flags.
+    /// Allocates coherent memory as [`Device::alloc`] does, with these flags.
     fn alloc_with(&self, len: usize, flags: Flags) -> Result<Buffer> {
         // SAFETY: Whoever called `Device::new` promised to call this only while the device is bound. Buffers are
         // allocated by the virtio driver, between its probe and its end.

@@ -164,7 +164,7 @@ impl Shares {
     fn take(&self, guest: String, kind: Identifier, now: Instant) -> bool {
         let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if shares.len() >= MOST {
-            // One that is whole is as one that is new.
+            // A share that is whole again is equal to a new one.
             shares.retain(|_, share| now.saturating_duration_since(share.since) < PERIOD * BURST);
         }
         shares.entry((guest, kind)).or_insert(Share { lines: BURST, since: now }).take(now)

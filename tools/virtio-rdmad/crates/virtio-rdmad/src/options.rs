@@ -434,7 +434,7 @@ pub struct MetricsOptions {
     pub control: PathBuf,
 }
 
-/// A feature that a version of virtio-rdmad has brought which guests of an earlier one do not have.
+/// A feature that earlier versions of virtio-rdmad do not know.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Feature {
     /// `VIRTIO_RDMA_F_PAGE_SIZES`.

@@ -436,7 +436,7 @@ impl Objects {
         }
     }
 
-    /// Has [`Self::free_dead`] free what is left of a region that nobody uses.
+    /// Leaves what is left of a region that ended elsewhere, or was never made, to [`Self::free_dead`].
     pub fn bury(&mut self, remains: Mr) {
         self.dead.push(Arc::new(remains));
     }

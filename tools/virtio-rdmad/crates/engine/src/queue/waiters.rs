@@ -215,7 +215,7 @@ mod tests {
         }
         waiters.join(1000, false);
         let admits = |waiters: &Waiters, slot, left| waiters.admit(slot, || left);
-        // Those in front are served; behind them is not known who is in front, unless there is one for each.
+        // Those in front are served. The others are not, unless there is one for each: nobody counts who is first.
         assert_eq!([60, 61].map(|left| admits(&waiters, 60, left)), [false, true]);
         assert_eq!([999, 1001].map(|left| admits(&waiters, 900, left)), [false, true]);
         assert_eq!(waiters.rouse(999), None);

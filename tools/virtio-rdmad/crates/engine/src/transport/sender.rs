@@ -86,7 +86,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Does the same, and waits for a copy by the key.
+    /// Invalidates the key as [`Self::invalidate_local`] does, and waits for a copy by it.
     fn invalidate_now(&self, wqe: &SendWqe) -> u32 {
         loop {
             match self.invalidate_local(wqe) {
