@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* What bindgen translates for src/bindings.rs: see build.rs. */
+#include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>

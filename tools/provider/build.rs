@@ -1,28 +1,87 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Generates the bindings of one rdma-core release.
+//! Generates the bindings, and the table of the functions of libibverbs.
 //!
 //! `RDMA_CORE` names the directory that `rdma-core-sdk` made.
 
 use std::{
     env,
-    fs::{self, OpenOptions},
-    io::Write,
+    fmt::Write,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-const FUNCTIONS: &str = "ibv_cmd_.*|_verbs_init_and_alloc_context|verbs_uninit_context\
-    |verbs_set_ops|verbs_register_driver_.*|__verbs_log|calloc|aligned_alloc|free|abort|__errno_location\
-    |mmap|munmap|sysconf|sched_yield|clock_gettime";
+/// The functions of libibverbs that the provider calls. Each release that it supports has all of them.
+const LIBIBVERBS: [&str; 44] = [
+    "__verbs_log",
+    "_verbs_init_and_alloc_context",
+    "ibv_cmd_alloc_mw",
+    "ibv_cmd_alloc_pd",
+    "ibv_cmd_attach_mcast",
+    "ibv_cmd_close_xrcd",
+    "ibv_cmd_create_ah",
+    "ibv_cmd_create_cq",
+    "ibv_cmd_create_qp_ex",
+    "ibv_cmd_create_qp_ex2",
+    "ibv_cmd_create_srq",
+    "ibv_cmd_create_srq_ex",
+    "ibv_cmd_dealloc_mw",
+    "ibv_cmd_dealloc_pd",
+    "ibv_cmd_dereg_mr",
+    "ibv_cmd_destroy_ah",
+    "ibv_cmd_destroy_cq",
+    "ibv_cmd_destroy_qp",
+    "ibv_cmd_destroy_srq",
+    "ibv_cmd_detach_mcast",
+    "ibv_cmd_get_context",
+    "ibv_cmd_modify_cq",
+    "ibv_cmd_modify_qp",
+    "ibv_cmd_modify_srq",
+    "ibv_cmd_open_qp",
+    "ibv_cmd_open_xrcd",
+    "ibv_cmd_poll_cq",
+    "ibv_cmd_post_recv",
+    "ibv_cmd_post_send",
+    "ibv_cmd_post_srq_recv",
+    "ibv_cmd_query_context",
+    "ibv_cmd_query_device_any",
+    "ibv_cmd_query_mr",
+    "ibv_cmd_query_port",
+    "ibv_cmd_query_qp",
+    "ibv_cmd_query_srq",
+    "ibv_cmd_reg_dmabuf_mr",
+    "ibv_cmd_reg_mr",
+    "ibv_cmd_req_notify_cq",
+    "ibv_cmd_rereg_mr",
+    "ibv_cmd_resize_cq",
+    "ibv_qp_to_qp_ex",
+    "verbs_set_ops",
+    "verbs_uninit_context",
+];
+
+/// Those of [`LIBIBVERBS`] whose callers name the library themselves, or whose parameters depend on
+/// the release: src/libibverbs calls them.
+const BY_HAND: [&str; 7] = [
+    "__verbs_log",
+    "_verbs_init_and_alloc_context",
+    "ibv_cmd_create_qp_ex2",
+    "ibv_cmd_get_context",
+    "ibv_qp_to_qp_ex",
+    "verbs_set_ops",
+    "verbs_uninit_context",
+];
+
+const LIBC: &str = "calloc|aligned_alloc|free|abort|__errno_location|mmap|munmap|sysconf|sched_yield|clock_gettime\
+    |dlopen|dlsym|dl_iterate_phdr|dprintf";
 const TYPES: &str = "verbs_(context|context_ops|device|device_ops|match_ent|mr|qp|qp_mask|cq|srq|xrcd|sysfs_dev)\
-    |ibv_.*|ib_uverbs_.*|uverbs_(attrs|methods)_.*|uverbs_default_objects|rdma_driver_id|virtio_rdma_.*";
+    |ibv_.*|ib_uverbs_.*|uverbs_(attrs|methods)_.*|uverbs_default_objects|rdma_driver_id|virtio_rdma_.*\
+    |dl_phdr_info|Elf64_(Dyn|Verdef|Verdaux)";
 const VARIABLES: &str = "IBV_.*|VERBS_.*|VIRTIO_RDMA_.*|UVERBS_(ATTR_F_MANDATORY|ATTR_UHW_(IN|OUT)|OBJECT_DEVICE|METHOD_QUERY_CONTEXT)|IB_USER_VERBS_EX_CMD_.*|_UHW_NO_INDEX|E[A-Z0-9]+\
-    |MAP_(SHARED|ANONYMOUS)|PROT_(READ|WRITE)|_SC_PAGESIZE|CLOCK_(MONOTONIC|REALTIME)";
+    |MAP_(SHARED|ANONYMOUS)|PROT_(READ|WRITE)|_SC_PAGESIZE|CLOCK_(MONOTONIC|REALTIME)\
+    |PT_DYNAMIC|DT_(NULL|STRTAB|VERDEF|VERDEFNUM)|RTLD_(LAZY|NOLOAD)";
 
 fn main() {
     println!("cargo:rerun-if-env-changed=RDMA_CORE");
-    println!("cargo:rustc-link-lib=ibverbs");
-    println!("cargo:rustc-link-lib=c");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs,-z,relro,-z,now");
 
     let rdma_core = env::var("RDMA_CORE")
@@ -30,7 +89,7 @@ fn main() {
         .expect("RDMA_CORE is not set: run make, which prepares rdma-core's headers");
     let here = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap());
     let uapi = here.join("../../include/uapi");
-    let out = PathBuf::from(env::var("OUT_DIR").unwrap()).join("bindings.rs");
+    let out = PathBuf::from(env::var("OUT_DIR").unwrap());
 
     for input in [
         here.join("build.rs"),
@@ -41,55 +100,77 @@ fn main() {
     ] {
         println!("cargo:rerun-if-changed={}", input.display());
     }
-    let abi = fs::read_to_string(rdma_core.join("abi")).expect("no file abi in RDMA_CORE");
-    let abi = abi.trim();
-    let newest = fs::read_to_string(rdma_core.join("newest")).expect("no file newest in RDMA_CORE");
-    let newest = newest.split(' ').next().expect("no verb in newest");
+    // The C library of the build root has these functions in a newer version, which older ones lack.
     println!("cargo:rustc-link-search=native={}", rdma_core.join("lib").display());
-    generate(&here.join("bindings.h"), &rdma_core, &uapi, &out);
-
-    // The one function whose name carries the ABI's number gets one without.
-    let mut file = OpenOptions::new().append(true).open(out).unwrap();
-    writeln!(file, "pub use verbs_register_driver_{abi} as verbs_register_driver;").unwrap();
-    // A verb that no older release has, by its name alone.
-    writeln!(file, "unsafe extern \"C\" {{ pub fn {newest}(); }}").unwrap();
-    writeln!(file, "pub use {newest} as newest_verb;").unwrap();
-    // Releases from 40 to 56 have the same newest verb, and this function came in between.
-    writeln!(file, "unsafe extern \"C\" {{ pub fn ibv_wr_opcode_str(); }}").unwrap();
-    println!("cargo:rustc-check-cfg=cfg(get_context_takes_fds)");
-    let driver = fs::read_to_string(rdma_core.join("include/infiniband/driver.h")).unwrap();
-    if driver.contains("struct ibv_fd_arr *fd_arr,") {
-        println!("cargo:rustc-cfg=get_context_takes_fds");
-    }
-    println!("cargo:rustc-check-cfg=cfg(create_qp_takes_attrs)");
-    let create_qp = driver.split("ibv_cmd_create_qp_ex2(").nth(1).and_then(|s| s.split(';').next());
-    if create_qp.is_some_and(|parameters| parameters.contains("ibv_command_buffer")) {
-        println!("cargo:rustc-cfg=create_qp_takes_attrs");
-    }
-    println!("cargo:rustc-check-cfg=cfg(has_port_speed)");
-    if driver.contains("ibv_cmd_query_port_speed(") {
-        println!("cargo:rustc-cfg=has_port_speed");
-    }
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvirtio_rdma-rdmav{abi}.so");
+    println!("cargo:rustc-link-lib=dl");
+    println!("cargo:rustc-link-lib=c");
+    let mut bindings = generate(&here.join("bindings.h"), &rdma_core, &uapi);
+    let declarations = LIBIBVERBS.map(|name| (name, take_declaration(&mut bindings, name)));
+    fs::write(out.join("bindings.rs"), bindings).unwrap();
+    fs::write(out.join("libibverbs.rs"), functions(&declarations)).unwrap();
 }
 
-/// Runs bindgen.
-fn generate(header: &Path, rdma_core: &Path, uapi: &Path, out: &Path) {
-    let status = Command::new("bindgen")
+/// Runs bindgen. Returns what it wrote.
+fn generate(header: &Path, rdma_core: &Path, uapi: &Path) -> String {
+    let output = Command::new("bindgen")
         .arg(header)
-        .args(["--output".as_ref(), out.as_os_str()])
         .args(["--use-core", "--rust-edition", "2024", "--rust-target", "1.85"])
         .args(["--default-enum-style", "consts", "--no-prepend-enum-name"])
         .args(["--default-non-copy-union-style", "manually_drop"])
         .args(["--with-derive-default", "--no-doc-comments"])
-        .args(["--allowlist-function", FUNCTIONS])
+        .args(["--allowlist-function", &format!("{LIBC}|{}", LIBIBVERBS.join("|"))])
         .args(["--allowlist-type", TYPES])
         .args(["--allowlist-var", VARIABLES])
         .arg("--")
         .arg(format!("-I{}", rdma_core.join("include").display()))
         .arg(format!("-I{}", uapi.display()))
         .arg("-D_GNU_SOURCE")
-        .status()
+        .output()
         .expect("cannot run bindgen");
-    assert!(status.success(), "bindgen failed: {status}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "bindgen failed: {}\n{errors}", output.status);
+    String::from_utf8(output.stdout).expect("bindings in UTF-8")
+}
+
+/// Returns `struct Functions`, which has a pointer to each function of a copy of libibverbs, and
+/// functions of the same names, which call the copy that their first argument belongs to.
+fn functions(declarations: &[(&str, (String, String))]) -> String {
+    let (mut fields, mut found, mut calls) = (String::new(), String::new(), String::new());
+    for (name, (parameters, result)) in declarations {
+        writeln!(fields, "    pub {name}: unsafe extern \"C\" fn({parameters}){result},").unwrap();
+        writeln!(found, "            {name}: transmute::<*mut c_void, _>(find(c\"{name}\")?),")
+            .unwrap();
+        if BY_HAND.contains(name) {
+            continue;
+        }
+        let arguments: Vec<&str> =
+            parameters.split(", ").filter_map(|parameter| parameter.split(':').next()).collect();
+        let (first, arguments) = (arguments[0], arguments.join(", "));
+        writeln!(
+            calls,
+            "pub unsafe fn {name}({parameters}){result} {{\n    \
+                 unsafe {{ (library({first}).functions.{name})({arguments}) }}\n}}"
+        )
+        .unwrap();
+    }
+    format!(
+        "pub struct Functions {{\n{fields}}}\n\
+         impl Functions {{\n    \
+             pub unsafe fn new<E>(find: impl Fn(&'static CStr) -> Result<*mut c_void, E>) -> Result<Self, E> {{\n        \
+                 Ok(unsafe {{ Self {{\n{found}        }} }})\n    }}\n}}\n{calls}"
+    )
+}
+
+/// Removes the declaration of a function, which nothing may be linked with. Returns the parameters of
+/// the function, and its result with the arrow.
+fn take_declaration(bindings: &mut String, name: &str) -> (String, String) {
+    let start = format!("unsafe extern \"C\" {{\n    pub fn {name}(");
+    let at = bindings.find(&start).unwrap_or_else(|| panic!("no function {name}"));
+    let end = at + bindings[at..].find("\n}\n").expect("the end of a declaration");
+    let declaration = bindings[at + start.len()..end].trim_end_matches(';');
+    let (parameters, result) = declaration.rsplit_once(')').expect("the end of the parameters");
+    let words: Vec<&str> = parameters.split_whitespace().collect();
+    let signature = (words.join(" ").trim_end_matches(',').to_string(), result.to_string());
+    bindings.replace_range(at..end + 3, "");
+    signature
 }

@@ -13,10 +13,11 @@ use crate::{
     qp_table::QpTable,
 };
 
-/// A context: `struct verbs_context` and the provider's part.
-pub type Context = Object<verbs_context>;
+/// A context: the part of `struct verbs_context` that libibverbs hands out, and the provider's part.
+/// What stands in front of it depends on the release: [`crate::libibverbs`].
+pub type Context = Object<ibv_context>;
 
-impl Extended for verbs_context {
+impl Extended for ibv_context {
     type Private = Private;
 }
 
@@ -64,7 +65,7 @@ fn opcodes(features: u64) -> Opcodes {
 ///
 /// The kernel's; ENOMEM; EPROTONOSUPPORT if the driver wants programs to post
 /// and poll in a way that this provider does not know.
-pub fn open(context: Ref<'_, verbs_context>) -> Result<Private> {
+pub fn open(context: Ref<'_, ibv_context>) -> Result<Private> {
     Private::new(cmd::context::get(context)?)
 }
 
@@ -74,7 +75,7 @@ pub fn open(context: Ref<'_, verbs_context>) -> Result<Private> {
 /// # Errors
 ///
 /// As [`open`].
-pub fn import(context: Ref<'_, verbs_context>) -> Result<Private> {
+pub fn import(context: Ref<'_, ibv_context>) -> Result<Private> {
     Private::new(cmd::context::query(context)?)
 }
 

@@ -10,13 +10,14 @@ use crate::{
     bindings::*,
     context::{self, Context},
     errno::{Errno, Result},
+    libibverbs::{Device, Library, Refusal, copies::Copy, whole_context},
+    limits::Opcodes,
     object::{Blank, Owned, Ref},
     ops,
 };
 use core::{
     ffi::{CStr, c_int, c_void},
-    hint,
-    mem::MaybeUninit,
+    mem::offset_of,
     ptr,
 };
 
@@ -25,24 +26,82 @@ const VIRTIO_MODALIAS: &CStr = c"virtio:d0000002Av*";
 /// PCI function of a modern virtio device: 0x1040 + 0x2a.
 const PCI_MODALIAS: &CStr = c"pci:v00001AF4d0000106Asv*";
 
-/// Read by libibverbs, never written.
-#[repr(transparent)]
-struct Table<T>(T);
+/// A copy of libibverbs with which the provider is registered, and what the copy reads of it. Nobody
+/// writes to it any more.
+struct Registration {
+    library: Library,
+    matches: [verbs_match_ent; 3],
+    ops: verbs_device_ops,
+}
 
-// SAFETY: nobody writes to the tables or to the memory that they point to.
-unsafe impl<T> Sync for Table<T> {}
+/// Runs when a copy of libibverbs has opened this library, which no copy ever closes.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static REGISTER: extern "C" fn() = {
+    extern "C" fn register() {
+        let copies = crate::libibverbs::copies::Copies::find();
+        for copy in copies.iter() {
+            if let Err(refusal) = register_with(&copy) {
+                let (reason, name) = refusal.reason();
+                say(copy.path, reason, name);
+            }
+        }
+        if copies.iter().next().is_none() {
+            say(c"libibverbs", c"none is loaded that has an interface for providers", c"");
+        }
+    }
+    register
+};
 
-static MATCHES: Table<[verbs_match_ent; 3]> = Table([
-    modalias(VIRTIO_MODALIAS),
-    modalias(PCI_MODALIAS),
-    // The sentinel.
-    // SAFETY: plain data; kind 0 is VERBS_MATCH_SENTINEL.
-    unsafe { MaybeUninit::zeroed().assume_init() },
-]);
+/// Says on standard error, as libibverbs itself does, why programs do not get the device.
+#[cfg(not(test))]
+fn say(path: &CStr, reason: &CStr, name: &CStr) {
+    let format = c"libvirtio_rdma: %s: %s%s\n".as_ptr();
+    // SAFETY: the format takes three strings.
+    unsafe { dprintf(2, format, path.as_ptr(), reason.as_ptr(), name.as_ptr()) };
+}
 
-const fn modalias(pattern: &'static CStr) -> verbs_match_ent {
+/// Registers the provider with a copy of libibverbs. Returns the copy as the provider calls it.
+pub(crate) fn register_with(copy: &Copy) -> core::result::Result<&'static Library, Refusal> {
+    let registration = Registration::leak(Library::new(copy)?).ok_or(Refusal::NoMemory)?;
+    // SAFETY: the registration lives for ever.
+    unsafe { registration.library.register(&registration.ops) };
+    Ok(&registration.library)
+}
+
+impl Registration {
+    /// Makes a registration that lives for ever, as there is no way to end it.
+    fn leak(library: Library) -> Option<&'static Self> {
+        // SAFETY: calloc() has no preconditions.
+        let at = unsafe { calloc(1, size_of::<Self>() as _) }.cast::<Self>();
+        if at.is_null() {
+            return None;
+        }
+        // SAFETY: the memory has room, and nobody else uses it yet. The last entry of the matches is
+        // zero, which is VERBS_MATCH_SENTINEL, and so are the optional functions.
+        unsafe {
+            (&raw mut (*at).library).write(library);
+            let library = (&raw mut (*at).library).cast();
+            (*at).matches[0] = modalias(VIRTIO_MODALIAS, library);
+            (*at).matches[1] = modalias(PCI_MODALIAS, library);
+            (*at).ops.name = c"virtio_rdma".as_ptr();
+            (*at).ops.match_min_abi_version = VIRTIO_RDMA_UVERBS_ABI_VERSION;
+            (*at).ops.match_max_abi_version = VIRTIO_RDMA_UVERBS_ABI_VERSION;
+            (*at).ops.match_table = (&raw const (*at).matches).cast();
+            (*at).ops.alloc_context = Some(alloc_context);
+            (*at).ops.import_context = Some(import_context);
+            (*at).ops.alloc_device = Some(alloc_device);
+            (*at).ops.uninit_device = Some(uninit_device);
+            Some(&*at)
+        }
+    }
+}
+
+/// Returns a match of devices with a modalias. libibverbs hands the match to [`alloc_device`].
+fn modalias(pattern: &'static CStr, library: *mut c_void) -> verbs_match_ent {
     verbs_match_ent {
-        driver_data: ptr::null_mut(),
+        driver_data: library,
         u: verbs_match_ent__bindgen_ty_1 { modalias: pattern.as_ptr() },
         vendor: 0,
         device: 0,
@@ -50,44 +109,17 @@ const fn modalias(pattern: &'static CStr) -> verbs_match_ent {
     }
 }
 
-static DRIVER: Table<verbs_device_ops> = Table(verbs_device_ops {
-    name: c"virtio_rdma".as_ptr(),
-    match_min_abi_version: VIRTIO_RDMA_UVERBS_ABI_VERSION,
-    match_max_abi_version: VIRTIO_RDMA_UVERBS_ABI_VERSION,
-    match_table: (&raw const MATCHES).cast(),
-    alloc_context: Some(alloc_context),
-    import_context: Some(import_context),
-    alloc_device: Some(alloc_device),
-    uninit_device: Some(uninit_device),
-    // SAFETY: the other fields are optional function pointers and pointers.
-    ..unsafe { MaybeUninit::zeroed().assume_init() }
-});
-
-/// Runs when libibverbs has opened this library.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static REGISTER: extern "C" fn() = {
-    extern "C" fn register() {
-        // `struct verbs_context_ops` may grow while the number of the private interface stays. A
-        // libibverbs with a shorter structure lacks one of these functions, so that it does not load
-        // this library.
-        hint::black_box(newest_verb as unsafe extern "C" fn());
-        hint::black_box(ibv_wr_opcode_str as unsafe extern "C" fn());
-        // SAFETY: libibverbs is linked and so initialised first; the table
-        // lives as long as this library, which libibverbs never closes.
-        unsafe { verbs_register_driver((&raw const DRIVER).cast()) }
-    }
-    register
-};
-
-unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device {
-    Owned::zeroed().map_or(ptr::null_mut(), Owned::into_raw)
+unsafe extern "C" fn alloc_device(sysfs: *mut verbs_sysfs_dev) -> *mut verbs_device {
+    let Ok(device) = Blank::<verbs_device>::new() else { return ptr::null_mut() };
+    // SAFETY: libibverbs passes a device that an entry of `Registration::matches` matched.
+    let library = unsafe { &*(*(*sysfs).match_).driver_data.cast::<Library>() };
+    device.finish(library).into_raw().cast()
 }
 
 unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
     // SAFETY: the device came from `alloc_device`, and libibverbs does not use it any
     // more.
-    drop(unsafe { Owned::from_raw(device) });
+    drop(unsafe { Owned::from_raw(device.cast::<Device>()) });
 }
 
 unsafe extern "C" fn alloc_context(
@@ -113,58 +145,63 @@ unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *
 unsafe fn new_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
-    open: fn(Ref<'_, verbs_context>) -> Result<context::Private>,
+    open: fn(Ref<'_, ibv_context>) -> Result<context::Private>,
 ) -> *mut verbs_context {
-    // SAFETY: device and file are as the function demands; the context stands at the
-    // beginning of the allocation, so its offset is 0.
-    let raw: *mut verbs_context = unsafe {
-        _verbs_init_and_alloc_context(
-            device,
-            cmd_fd,
-            size_of::<Context>(),
-            ptr::null_mut(),
-            RDMA_DRIVER_UNKNOWN,
-        )
-    }
-    .cast();
-    if raw.is_null() {
-        return raw;
-    }
-    // SAFETY: libibverbs just allocated the context by malloc(), and nobody else has it.
-    let context = unsafe { Blank::from_raw(raw) };
-    match open(context.verbs()) {
-        Ok(private) => {
-            let path = if private.qp_table.is_some() { &ops::RINGS } else { &ops::KERNEL };
-            // SAFETY: the context is initialised; libibverbs copies the tables.
-            unsafe {
-                verbs_set_ops(raw, &ops::COMMON);
-                verbs_set_ops(raw, path);
-            }
-            context.finish(private).into_raw().cast()
+    const { assert!(align_of::<Context>() <= align_of::<usize>()) };
+    let more = size_of::<Context>() - size_of::<ibv_context>();
+    // SAFETY: device and file are as the function demands; the device came from `alloc_device`.
+    unsafe {
+        let library = *Ref::new(device.cast::<Device>()).private();
+        let raw = library.alloc_context(device, cmd_fd, more);
+        let Some(context) = Ref::optional(raw) else { return ptr::null_mut() };
+        if let Err(errno) = open(context).and_then(|private| complete(library, context, private)) {
+            library.log(raw, c"virtio_rdma: cannot open a context: errno %d\n", errno.get());
+            library.free_context(raw);
+            errno.set();
+            return ptr::null_mut();
         }
-        Err(errno) => {
-            abandon(context, errno);
-            ptr::null_mut()
-        }
+        whole_context(raw)
     }
 }
 
-/// Gives up a context that the kernel refused, and writes a message to the log of libibverbs
-/// (`VERBS_LOG_LEVEL`).
-fn abandon(context: Blank<verbs_context>, errno: Errno) {
-    let verbs = context.verbs();
-    // SAFETY: the context is initialised, the format takes one int; nobody
-    // else has the context, whose memory `Blank` frees afterwards.
+/// Returns the opcodes for which `struct ibv_qp_ex` of the copy's release has no function.
+fn without_call(library: &Library) -> Opcodes {
+    [
+        (offset_of!(ibv_qp_ex, wr_flush), Opcodes::of(&[IBV_WR_FLUSH])),
+        (offset_of!(ibv_qp_ex, wr_atomic_write), Opcodes::of(&[IBV_WR_ATOMIC_WRITE])),
+    ]
+    .into_iter()
+    .filter(|(function, _)| !library.qp_ex_has(*function))
+    .fold(Opcodes::of(&[]), |all, (_, opcodes)| all.union(opcodes))
+}
+
+/// Gives a context its verbs and the provider's part.
+///
+/// # Errors
+///
+/// EPROTONOSUPPORT if the copy of libibverbs does not take the verbs from where they are.
+///
+/// # Safety
+///
+/// The context is of the copy, has room for the provider's part, and nobody else uses it.
+unsafe fn complete(
+    library: &Library,
+    context: Ref<'_, ibv_context>,
+    mut private: context::Private,
+) -> Result {
+    private.opcodes = private.opcodes.without(without_call(library));
+    let path = if private.qp_table.is_some() { &ops::RINGS } else { &ops::KERNEL };
+    let raw = context.as_ptr();
+    // SAFETY: as the caller says.
     unsafe {
-        __verbs_log(
-            verbs.as_ptr(),
-            VERBS_LOG_ERR,
-            c"virtio_rdma: cannot open a context: errno %d\n".as_ptr(),
-            errno.get(),
-        );
-        verbs_uninit_context(verbs.as_ptr());
+        library.set_ops(raw, &ops::COMMON, Some(ops::query_port_speed));
+        library.set_ops(raw, path, None);
+        if !library.is_as_known(raw, path) {
+            return Err(Errno::EPROTONOSUPPORT);
+        }
+        context.whole().complete(private);
     }
-    errno.set();
+    Ok(())
 }
 
 #[cfg(test)]

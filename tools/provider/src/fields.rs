@@ -5,25 +5,13 @@ use crate::{
     bindings::*,
     object::{Object, Ref},
 };
-use core::mem::offset_of;
-
-impl<'a> Ref<'a, Object<verbs_context>> {
-    /// Returns the context as libibverbs hands it out.
-    pub fn context(self) -> Ref<'a, ibv_context> {
-        // SAFETY: the field is initialised.
-        unsafe { self.verbs().project(|context| &raw mut (*context).context) }
-    }
-}
 
 impl<'a> Ref<'a, ibv_context> {
-    /// Returns the whole context, of which libibverbs hands out a part.
-    pub fn whole(self) -> Ref<'a, Object<verbs_context>> {
-        // SAFETY: libibverbs calls this provider only with contexts that the provider opened,
-        // and an `ibv_context` of one is at this offset of a whole one.
-        unsafe {
-            let verbs = self.as_ptr().byte_sub(offset_of!(verbs_context, context));
-            Ref::new(verbs.cast::<Object<verbs_context>>())
-        }
+    /// Returns the whole context, of which this is the first member.
+    pub fn whole(self) -> Ref<'a, Object<ibv_context>> {
+        // SAFETY: libibverbs calls this provider only with contexts that the provider opened, which
+        // are whole ones.
+        unsafe { Ref::new(self.as_ptr().cast()) }
     }
 }
 
@@ -33,7 +21,7 @@ macro_rules! in_context {
         $(
             impl<'a> Ref<'a, $type> {
                 /// Returns the context that the object is part of.
-                pub fn context(self) -> Ref<'a, Object<verbs_context>> {
+                pub fn context(self) -> Ref<'a, Object<ibv_context>> {
                     // SAFETY: the pointer is initialised, and constant from then on.
                     let context = unsafe { (&raw const (*self.as_ptr()).context).read() };
                     // SAFETY: the program closes the context after it destroyed the object.
@@ -184,9 +172,9 @@ mod tests {
     #[test]
     fn whole_objects() {
         let context = objects::context();
-        let at = context.as_ref().context();
+        let at = context.as_ref().verbs();
         assert_eq!(at.whole().as_ptr(), context.as_ref().as_ptr());
-        assert_ne!(at.as_ptr().addr(), context.as_ref().as_ptr().addr());
+        assert_eq!(at.as_ptr().addr(), context.as_ref().as_ptr().addr());
         let pd = pd::import(at, 7).unwrap();
         let verbs = pd.as_ref().verbs();
         assert_eq!(verbs.whole().as_ptr(), pd.as_ref().as_ptr());

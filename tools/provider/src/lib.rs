@@ -2,7 +2,8 @@
 //! libibverbs provider for virtio-rdma devices.
 //!
 //! libibverbs loads this plug-in, hands it each device that its match table
-//! names, and calls it through `struct verbs_context_ops`. Objects are created
+//! names, and calls it through `struct verbs_context_ops`. The plug-in links no libibverbs:
+//! [`libibverbs`] finds the copies in the process, of whichever release. Objects are created
 //! and destroyed through the common uverbs commands. There are two data paths,
 //! and the driver says which one a device has:
 //!
@@ -22,8 +23,8 @@
 //! | rings | [`cq_ring`], [`cq_state`], [`qp_table`], [`wr`], [`wr_kernel`], [`wqe`], [`wq`] | work requests and completions |
 //! | other objects | [`ah`], [`mr`], [`mw`], [`td`], [`pd`], [`xrcd`] | what their verbs do |
 //! | commands | [`cmd`], [`owed`] | what the kernel does |
-//! | C structures | [`object`], [`users`], [`fields`], [`attr`] | objects and attributes of libibverbs |
-//! | base | [`bindings`], [`atomic`], [`errno`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, locks, shared memory |
+//! | libibverbs | [`libibverbs`], [`users`], [`fields`], [`attr`] | its copies in the process, its objects and attributes |
+//! | base | [`bindings`], [`atomic`], [`errno`], [`object`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, C objects, locks, shared memory |
 //!
 //! `unsafe` is in the C interface, on the lowest three floors, and in [`doorbell`], [`qp_table`],
 //! [`wr`] and [`wr_kernel`]; the other modules forbid it.
@@ -47,6 +48,7 @@ pub mod doorbell;
 pub mod driver;
 pub mod errno;
 pub mod fields;
+pub mod libibverbs;
 pub mod limits;
 pub mod lock;
 #[cfg(test)]

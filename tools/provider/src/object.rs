@@ -101,10 +101,10 @@ impl<T> Owned<T> {
     ///
     /// # Safety
     ///
-    /// `object` came from [`Self::into_raw`] for this type, or from malloc()
-    /// and holds a `T`; and nobody uses it after this value is dropped.
+    /// `object` came from [`Self::into_raw`] for this type, and nobody uses it after this value is
+    /// dropped.
     pub unsafe fn from_raw(object: *mut T) -> Self {
-        // SAFETY: neither into_raw() nor a malloc() that succeeded gives a null pointer.
+        // SAFETY: into_raw() does not give a null pointer.
         Self(unsafe { NonNull::new_unchecked(object) })
     }
 
@@ -156,18 +156,6 @@ impl<V: Extended + Zeroable> Blank<V> {
 }
 
 impl<V: Extended> Blank<V> {
-    /// Takes an object that libibverbs allocated and initialised.
-    ///
-    /// # Safety
-    ///
-    /// `object` came from malloc(), has room for the whole object, and is the
-    /// caller's alone.
-    pub unsafe fn from_raw(object: *mut V) -> Self {
-        const { assert!(align_of::<Object<V>>() <= MALLOC_ALIGN) };
-        // SAFETY: the caller passes an object, so the pointer is not null.
-        Self(unsafe { NonNull::new_unchecked(object.cast()) })
-    }
-
     /// Returns the part of libibverbs.
     pub fn verbs(&self) -> Ref<'_, V> {
         // SAFETY: the C part is initialised, and lives as long as `self`.
@@ -261,6 +249,28 @@ impl<'a, V: Extended> Ref<'a, Object<V>> {
     }
 }
 
+impl<V: Extended> Ref<'_, Object<V>> {
+    /// Completes an object in memory that libibverbs allocated and initialised.
+    ///
+    /// # Safety
+    ///
+    /// The memory has room for the whole object, which is aligned, and nobody else uses it yet.
+    pub unsafe fn complete(self, private: V::Private) {
+        // SAFETY: see above.
+        unsafe { (&raw mut (*self.as_ptr()).private).write(private) };
+    }
+
+    /// Drops the provider's part of an object in memory of libibverbs.
+    ///
+    /// # Safety
+    ///
+    /// The object was completed, and nobody uses it any more.
+    pub unsafe fn finish(self) {
+        // SAFETY: see above.
+        unsafe { (&raw mut (*self.as_ptr()).private).drop_in_place() };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,16 +346,22 @@ mod tests {
         drop(blank);
         // An object that libibverbs allocated keeps its fields.
         // SAFETY: calloc() has no preconditions, and the memory has room.
-        let blank = unsafe {
-            let raw: *mut Tested = bindings::calloc(1, size_of::<Object<Tested>>() as _).cast();
-            (*raw).handle = 77;
-            Blank::<Tested>::from_raw(raw)
+        let memory = unsafe {
+            let raw: *mut Object<Tested> =
+                bindings::calloc(1, size_of::<Object<Tested>>() as _).cast();
+            (*raw).verbs.handle = 77;
+            raw
         };
         let count = Arc::default();
-        let object = blank.finish(Dropped(Arc::clone(&count)));
-        // SAFETY: the object is live.
-        assert_eq!(unsafe { (*object.as_ref().verbs().as_ptr()).handle }, 77);
-        drop(object);
+        // SAFETY: the memory is this test's alone, and has room.
+        unsafe {
+            let object = Ref::new(memory);
+            object.complete(Dropped(Arc::clone(&count)));
+            assert_eq!((*object.verbs().as_ptr()).handle, 77);
+            assert_eq!(count.load(Relaxed), 0);
+            object.finish();
+            bindings::free(memory.cast());
+        }
         assert_eq!(count.load(Relaxed), 1);
     }
 

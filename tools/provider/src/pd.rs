@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_parent_domain_outlives_the_pd_that_was_imported() {
         let context = objects::context();
-        let pd = import(context.as_ref().context(), 7).unwrap();
+        let pd = import(context.as_ref().verbs(), 7).unwrap();
         let parent = alloc_parent(pd.as_ref(), None, |_| Ok(None)).unwrap();
         drop(pd);
         assert_eq!(dealloc(parent.as_ref()), Ok(()));
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn objects_with_memory_keep_the_domain() {
         let context = objects::context();
-        let pd = import(context.as_ref().context(), 7).unwrap();
+        let pd = import(context.as_ref().verbs(), 7).unwrap();
         let plain = Domain::of(pd.as_ref());
         assert!(plain.allocator.is_none() && !pd.as_ref().private().users.any());
         assert_eq!(Domain::of_parent(pd.as_ref()).err(), Some(Errno::EINVAL));
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn several_domains_of_one_pd() {
         let context = objects::context();
-        let pd = import(context.as_ref().context(), 7).unwrap();
+        let pd = import(context.as_ref().verbs(), 7).unwrap();
         let td = crate::td::alloc().unwrap();
         let threads = Some((td.as_ref(), Threads::MANY));
         let new = || alloc_parent(pd.as_ref(), threads, |_| Ok(None)).unwrap();
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn what_is_used_is_busy() {
         let context = objects::context();
-        let pd = import(context.as_ref().context(), 7).unwrap();
+        let pd = import(context.as_ref().verbs(), 7).unwrap();
         let td = crate::td::alloc().unwrap();
         let threads = Some((td.as_ref(), Threads::MANY));
         let parent = alloc_parent(pd.as_ref(), threads, |_| Ok(None)).unwrap();

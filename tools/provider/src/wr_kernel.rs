@@ -6,8 +6,9 @@
 //! checked requests, whose stack is bounded whatever the program passes.
 
 use crate::{
-    bindings::{self, ibv_qp, ibv_recv_wr, ibv_send_wr},
+    bindings::{ibv_qp, ibv_recv_wr, ibv_send_wr},
     errno::{Errno, Result},
+    libibverbs::{ibv_cmd_post_recv, ibv_cmd_post_send},
     object::Ref,
     wr::{List, PostError, Request, WorkRequest},
 };
@@ -91,7 +92,7 @@ impl Linked<'_, ibv_send_wr> {
         let mut bad_wr = self.first;
         // SAFETY: the list ends, its counts were checked, and its SGE lists
         // and address handles are the program's.
-        let ret = unsafe { bindings::ibv_cmd_post_send(qp.as_ptr(), self.first, &mut bad_wr) };
+        let ret = unsafe { ibv_cmd_post_send(qp.as_ptr(), self.first, &mut bad_wr) };
         Errno::check(ret).map_err(|errno| PostError { errno, bad_wr })
     }
 }
@@ -106,7 +107,7 @@ impl Linked<'_, ibv_recv_wr> {
         let mut bad_wr = self.first;
         // SAFETY: the list ends, its counts were checked, and its SGE lists
         // are the program's.
-        let ret = unsafe { bindings::ibv_cmd_post_recv(qp.as_ptr(), self.first, &mut bad_wr) };
+        let ret = unsafe { ibv_cmd_post_recv(qp.as_ptr(), self.first, &mut bad_wr) };
         Errno::check(ret).map_err(|errno| PostError { errno, bad_wr })
     }
 }

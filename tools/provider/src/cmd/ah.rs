@@ -5,6 +5,7 @@ use super::message::Message;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    libibverbs::*,
     object::Ref,
 };
 use core::mem;

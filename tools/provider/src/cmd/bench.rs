@@ -93,11 +93,6 @@ impl Bench {
         self.opened.context()
     }
 
-    pub fn verbs_context(&self) -> Ref<'_, verbs_context> {
-        // SAFETY: the context is live.
-        unsafe { Ref::new(self.opened.verbs_context) }
-    }
-
     pub fn cq(&self) -> Ref<'_, ibv_cq> {
         self.cq.as_ref().cq()
     }

@@ -5,31 +5,13 @@ use super::message::Message;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    libibverbs::*,
     object::Ref,
 };
 use core::{mem, ptr};
 
-/// Calls the command of later releases of rdma-core, which takes descriptors for the new context,
-/// without any.
-///
-/// # Safety
-///
-/// As the function of the same name without the descriptors.
-#[cfg(get_context_takes_fds)]
-unsafe fn ibv_cmd_get_context(
-    context: *mut verbs_context,
-    cmd: *mut ibv_get_context,
-    cmd_size: usize,
-    resp: *mut ib_uverbs_get_context_resp,
-    resp_size: usize,
-) -> core::ffi::c_int {
-    let none = ptr::null_mut();
-    // SAFETY: the caller passes what the command demands; the descriptors may be null.
-    unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
-}
-
 /// Opens the context in the kernel. Returns the driver's description of it.
-pub fn get(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+pub fn get(context: Ref<'_, ibv_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     let mut cmd = ibv_get_context::default();
     let mut resp =
         Message::<ib_uverbs_get_context_resp, virtio_rdma_uresp_alloc_ucontext>::default();
@@ -57,7 +39,7 @@ struct DriverAttr {
 
 /// Asks the kernel for a context that another program opened, through its file. Returns the
 /// driver's description of it.
-pub fn query(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+pub fn query(context: Ref<'_, ibv_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     const {
         let attrs = mem::offset_of!(ibv_command_buffer, hdr.attrs);
         assert!(attrs == mem::offset_of!(DriverAttr, attr));
@@ -87,8 +69,7 @@ pub fn query(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_
         let attr = &raw mut (*all).attr;
         (*all).buffer.last_attr = attr.add(1);
         (*all).buffer.next_attr = attr.add(1);
-        let context = &raw mut (*context.as_ptr()).context;
-        ibv_cmd_query_context(context, all.cast())
+        ibv_cmd_query_context(context.as_ptr(), all.cast())
     })?;
     Ok(resp)
 }
@@ -129,7 +110,6 @@ pub fn query_port(context: Ref<'_, ibv_context>, port: u8, attr: &mut ibv_port_a
 }
 
 /// Reads the speed of a port, in units of 100 Mb/s.
-#[cfg(has_port_speed)]
 pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u64) -> Result {
     // SAFETY: the context is live.
     Errno::check(unsafe { ibv_cmd_query_port_speed(context.as_ptr(), port, speed) })
@@ -152,7 +132,7 @@ mod tests {
         let bench = Bench::new();
         bench.kernel.answer(UVERBS_ATTR_UHW_OUT, said);
         bench.kernel.answer(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 3u32);
-        let got = get(bench.verbs_context()).unwrap();
+        let got = get(bench.context()).unwrap();
         assert_eq!(bytes(&got), bytes(&said));
         let command = bench.kernel.take().remove(0);
         assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT));
@@ -163,7 +143,7 @@ mod tests {
 
         bench.kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, said);
         bench.kernel.answer(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4u32);
-        let got = query(bench.verbs_context()).unwrap();
+        let got = query(bench.context()).unwrap();
         assert_eq!(bytes(&got), bytes(&said));
         let command = bench.kernel.take().remove(0);
         assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT));
@@ -180,7 +160,7 @@ mod tests {
     fn a_shorter_answer_of_an_older_driver() {
         let bench = Bench::new();
         bench.kernel.answer(UVERBS_ATTR_UHW_OUT, VIRTIO_RDMA_UDATA_PATH_RINGS);
-        let got = get(bench.verbs_context()).unwrap();
+        let got = get(bench.context()).unwrap();
         assert_eq!(bytes(&got), bytes(&description(VIRTIO_RDMA_UDATA_PATH_RINGS)));
     }
 

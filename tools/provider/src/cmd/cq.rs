@@ -5,6 +5,7 @@ use super::message::{Message, exchange};
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    libibverbs::*,
     object::Ref,
 };
 use core::{ffi::c_int, mem::MaybeUninit, ptr};

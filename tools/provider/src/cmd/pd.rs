@@ -5,6 +5,7 @@ use super::message::exchange_core;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    libibverbs::*,
     object::Ref,
 };
 

@@ -7,40 +7,10 @@ use crate::model::kernel::{ibv_cmd_post_recv, ibv_cmd_post_send};
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    libibverbs::*,
     object::Ref,
 };
 use core::{ffi::c_int, ptr};
-
-/// Calls the command of later releases of rdma-core, which takes attributes of the driver, without
-/// any.
-///
-/// # Safety
-///
-/// As the function of the same name without the attributes.
-#[cfg(create_qp_takes_attrs)]
-unsafe fn ibv_cmd_create_qp_ex2(
-    context: *mut ibv_context,
-    qp: *mut verbs_qp,
-    attr: *mut ibv_qp_init_attr_ex,
-    cmd: *mut ibv_create_qp_ex,
-    cmd_size: usize,
-    resp: *mut ib_uverbs_ex_create_qp_resp,
-    resp_size: usize,
-) -> c_int {
-    // SAFETY: the caller passes what the command demands; the attributes may be null.
-    unsafe {
-        crate::bindings::ibv_cmd_create_qp_ex2(
-            context,
-            qp,
-            attr,
-            cmd,
-            cmd_size,
-            resp,
-            resp_size,
-            ptr::null_mut(),
-        )
-    }
-}
 
 /// Creates a QP in `pd`, which `attr` names too, fills in `qp`, and writes to
 /// `attr.cap` what it really has. With `rings`, the program has its rings.
@@ -54,7 +24,7 @@ pub fn create(
     // structure; the program names live CQs in `attr`: ibv_create_qp(3).
     exchange(rings, |cmd, len, resp, resp_len| unsafe {
         ibv_cmd_create_qp_ex2(
-            pd.context().context().as_ptr(),
+            pd.context().verbs().as_ptr(),
             qp.as_ptr(),
             attr,
             cmd,

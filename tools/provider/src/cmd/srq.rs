@@ -7,6 +7,7 @@ use crate::model::kernel::ibv_cmd_post_srq_recv;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    libibverbs::*,
     object::Ref,
 };
 use core::{ffi::c_int, ptr};

@@ -56,8 +56,8 @@ type Named = (&'static str, fn(&Bench) -> Result);
 /// Returns a call of each command.
 fn commands() -> Vec<Named> {
     vec![
-        ("get_context", |b| context::get(b.verbs_context()).map(|_| ())),
-        ("query_context", |b| context::query(b.verbs_context()).map(|_| ())),
+        ("get_context", |b| context::get(b.context()).map(|_| ())),
+        ("query_context", |b| context::query(b.context()).map(|_| ())),
         ("query_port", |b| context::query_port(b.context(), 1, &mut Default::default())),
         ("alloc_pd", |b| pd::alloc(b.context(), object().as_ref())),
         ("dealloc_pd", |b| pd::dealloc(b.pd.as_ref())),

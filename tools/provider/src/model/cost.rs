@@ -8,6 +8,7 @@ use crate::{
     model::{
         device::Completer,
         objects::{Harness, context, cq, cq_ex, qp},
+        opened,
     },
     object::Ref,
     post,
@@ -85,7 +86,7 @@ fn cost_of_wr() {
     let mut harness = Harness::new(&[]);
     let qp = qp(&mut harness, &attr(), 5);
     // SAFETY: the QP has rings, and nobody else has it.
-    unsafe { wr_ex::install(qp.as_ref()) };
+    unsafe { wr_ex::install(qp.as_ref(), opened::library()) };
     let send = harness.table.get(5).unwrap().send();
     let data = [7u8; 64];
     let ex = qp.as_ref().as_ptr().cast::<ibv_qp_ex>();

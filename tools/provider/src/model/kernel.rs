@@ -49,7 +49,7 @@ pub unsafe fn ibv_cmd_post_send(
 ) -> c_int {
     if uverbs::is_there() {
         // SAFETY: the caller passes what the function of libibverbs demands.
-        return unsafe { crate::bindings::ibv_cmd_post_send(qp, wr, bad_wr) };
+        return unsafe { crate::libibverbs::ibv_cmd_post_send(qp, wr, bad_wr) };
     }
     // SAFETY: the tests pass live QPs.
     unsafe { Kernel::ring((*qp).qp_context) }
@@ -63,7 +63,7 @@ pub unsafe fn ibv_cmd_post_recv(
 ) -> c_int {
     if uverbs::is_there() {
         // SAFETY: the caller passes what the function of libibverbs demands.
-        return unsafe { crate::bindings::ibv_cmd_post_recv(qp, wr, bad_wr) };
+        return unsafe { crate::libibverbs::ibv_cmd_post_recv(qp, wr, bad_wr) };
     }
     // SAFETY: the tests pass live QPs.
     unsafe { Kernel::ring((*qp).qp_context) }
@@ -77,7 +77,7 @@ pub unsafe fn ibv_cmd_post_srq_recv(
 ) -> c_int {
     if uverbs::is_there() {
         // SAFETY: the caller passes what the function of libibverbs demands.
-        return unsafe { crate::bindings::ibv_cmd_post_srq_recv(srq, wr, bad_wr) };
+        return unsafe { crate::libibverbs::ibv_cmd_post_srq_recv(srq, wr, bad_wr) };
     }
     // SAFETY: the tests pass live SRQs.
     unsafe { Kernel::ring((*srq).srq_context) }

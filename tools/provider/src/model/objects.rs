@@ -21,17 +21,17 @@ pub fn context() -> Owned<Context> {
         data_path: VIRTIO_RDMA_UDATA_PATH_RINGS,
         ..Default::default()
     };
-    let context = Blank::<verbs_context>::new().unwrap();
+    let context = Blank::<ibv_context>::new().unwrap();
     context.finish(context::Private::new(description).unwrap())
 }
 
 // SAFETY: the structure consists of integers, pointers and a mutex; libibverbs allocates it zeroed.
-unsafe impl Zeroable for verbs_context {}
+unsafe impl Zeroable for ibv_context {}
 
 /// Puts a CQ into a context.
 pub fn cq_of(cq: &Owned<Cq>, context: &Owned<Context>) {
     // SAFETY: both are live, and nobody else uses the CQ.
-    unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().context().as_ptr() };
+    unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().verbs().as_ptr() };
 }
 
 /// Puts a QP into a context, with a kernel behind it.
@@ -39,7 +39,7 @@ pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &Kernel) {
     let at = qp.as_ref().qp().as_ptr();
     // SAFETY: all are live, and nobody else uses the QP.
     unsafe {
-        (*at).context = context.as_ref().context().as_ptr();
+        (*at).context = context.as_ref().verbs().as_ptr();
         (*at).qp_context = ptr::from_ref(kernel).cast_mut().cast();
     }
 }
@@ -49,7 +49,7 @@ pub fn srq_of(srq: &Owned<Srq>, context: &Owned<Context>, kernel: &Kernel) {
     let at = srq.as_ref().srq().as_ptr();
     // SAFETY: all are live, and nobody else uses the SRQ.
     unsafe {
-        (*at).context = context.as_ref().context().as_ptr();
+        (*at).context = context.as_ref().verbs().as_ptr();
         (*at).srq_context = ptr::from_ref(kernel).cast_mut().cast();
     }
 }

@@ -4,18 +4,36 @@
 use crate::{
     bindings::*,
     driver,
+    libibverbs::{Device, Library, copies::Copies},
     model::uverbs::Kernel,
-    object::{Owned, Ref, Zeroable},
+    object::{Blank, Owned, Ref, Zeroable},
     ops,
 };
 use core::ffi::c_int;
-use std::{fs::File, os::fd::IntoRawFd};
+use std::{env, ffi::CString, fs::File, os::fd::IntoRawFd, sync::LazyLock};
+
+/// The library that the tests load, if it is not that of the build root.
+const PATH: &str = "LIBIBVERBS";
+
+/// Returns the libibverbs of the tests, with which the provider is registered.
+pub fn library() -> &'static Library {
+    static LIBRARY: LazyLock<&'static Library> = LazyLock::new(|| {
+        let path = env::var(PATH).unwrap_or("libibverbs.so.1".into());
+        let name = CString::new(path.clone()).unwrap();
+        // SAFETY: the library is safe to load.
+        let handle = unsafe { dlopen(name.as_ptr(), RTLD_LAZY as c_int) };
+        assert!(!handle.is_null(), "cannot load {path}");
+        let copy = Copies::find().iter().next().expect("a copy of libibverbs");
+        driver::register_with(&copy).unwrap()
+    });
+    &LIBRARY
+}
 
 /// A context that a program opened, and its device.
 pub struct Opened {
     /// The context, which is closed with this value.
-    pub verbs_context: *mut verbs_context,
-    device: Owned<verbs_device>,
+    context: *mut ibv_context,
+    device: Owned<Device>,
     _sysfs: Owned<verbs_sysfs_dev>,
 }
 
@@ -38,9 +56,9 @@ impl Opened {
 
     /// Opens a context by `way`.
     pub fn open(way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context) -> Option<Self> {
-        let device = Owned::<verbs_device>::zeroed().unwrap();
+        let device = Blank::<verbs_device>::new().unwrap().finish(library());
         let sysfs = Owned::<verbs_sysfs_dev>::zeroed().unwrap();
-        let at = device.as_ref().as_ptr();
+        let at = device.as_ref().verbs().as_ptr();
         let file = File::open("/dev/null").unwrap().into_raw_fd();
         // SAFETY: the device is live, and libibverbs frees none that somebody has.
         let context = unsafe {
@@ -53,13 +71,15 @@ impl Opened {
             assert_eq!(unsafe { (*at).refcount }, 1, "a hold on the device");
             return None;
         }
-        Some(Self { verbs_context: context, device, _sysfs: sysfs })
+        // SAFETY: the context is live, and what libibverbs hands out is its last part.
+        let context =
+            unsafe { context.byte_add(library().context_len()).cast::<ibv_context>().sub(1) };
+        Some(Self { context, device, _sysfs: sysfs })
     }
 
     /// Returns the context as libibverbs hands it to the program.
     pub fn verbs(&self) -> *mut ibv_context {
-        // SAFETY: the context is live.
-        unsafe { &raw mut (*self.verbs_context).context }
+        self.context
     }
 
     /// Returns the context as verbs take it.
@@ -71,7 +91,7 @@ impl Opened {
     /// Returns how many holds libibverbs has on the device.
     pub fn holds(&self) -> i32 {
         // SAFETY: the device is live.
-        unsafe { (*self.device.as_ref().as_ptr()).refcount - 1 }
+        unsafe { (*self.device.as_ref().verbs().as_ptr()).refcount - 1 }
     }
 }
 

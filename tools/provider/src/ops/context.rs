@@ -2,20 +2,15 @@
 //! The entry points of contexts, the device and its port.
 
 use crate::{
-    attr::DeviceAttr,
-    bindings::*,
-    cmd, context,
-    errno::code,
-    object::{Owned, Ref},
+    attr::DeviceAttr, bindings::*, cmd, context, errno::code, libibverbs::library, object::Ref,
 };
 use core::ffi::c_int;
 
 pub(super) unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    // SAFETY: libibverbs passes a part of a `verbs_context` that it allocated for
-    // `driver::alloc_context`, and nobody uses the context any more.
+    // SAFETY: libibverbs passes a context that `driver` completed, and nobody uses it any more.
     unsafe {
-        let context = Owned::from_raw(Ref::<'_, ibv_context>::new(context).whole().as_ptr());
-        verbs_uninit_context(context.as_ref().verbs().as_ptr());
+        Ref::<'_, ibv_context>::new(context).whole().finish();
+        library(context).free_context(context);
     }
 }
 
@@ -50,8 +45,12 @@ pub(super) unsafe extern "C" fn query_port(
     code(cmd::context::query_port(context, port_num, attr))
 }
 
-#[cfg(has_port_speed)]
-pub(super) unsafe extern "C" fn query_port_speed(
+/// The verb that releases of rdma-core have from 62 on.
+///
+/// # Safety
+///
+/// The context is live, and `speed` the caller's to write.
+pub unsafe extern "C" fn query_port_speed(
     context: *mut ibv_context,
     port_num: u32,
     speed: *mut u64,

@@ -25,6 +25,7 @@ mod tests;
 
 use crate::bindings::verbs_context_ops;
 use ah::*;
+pub use context::query_port_speed;
 use context::*;
 use core::mem::MaybeUninit;
 use cq::*;
@@ -58,8 +59,6 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
-    #[cfg(has_port_speed)]
-    query_port_speed: Some(query_port_speed),
     query_qp: Some(query_qp),
     query_rt_values: Some(query_rt_values),
     reg_dmabuf_mr: Some(reg_dmabuf_mr),

@@ -6,6 +6,7 @@ use crate::{
     bindings::*,
     cmd,
     errno::code,
+    libibverbs::library,
     object::Ref,
     post,
     qp::{self, Qp},
@@ -38,7 +39,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     let result = qp::create_ex(pd, attr).map(|(qp, by_calls)| {
         if by_calls {
             // SAFETY: the QP has rings, and nobody else has it yet.
-            unsafe { wr_ex::install(qp.as_ref()) };
+            unsafe { wr_ex::install(qp.as_ref(), library(context.as_ptr())) };
         }
         qp
     });

@@ -2,7 +2,10 @@
 //! Tests of the entry points of all objects alike, and of those of each data path.
 
 use super::bench::*;
-use crate::model::{freed, opened::description};
+use crate::model::{
+    freed,
+    opened::{description, library},
+};
 use std::vec;
 
 /// Each verb that creates an object, the verb that destroys it, and the commands of both.
@@ -271,7 +274,7 @@ fn extended_objects_have_entry_points() {
         // SAFETY: see above.
         unsafe {
             assert_eq!((*ex).wr_start.is_some(), by_calls);
-            let mask = (*qp.cast::<verbs_qp>()).comp_mask & VERBS_QP_EX;
+            let mask = qp.byte_add(library().qp_comp_mask()).cast::<u32>().read() & VERBS_QP_EX;
             assert_eq!(mask != 0, by_calls);
         }
         assert_eq!(call!(COMMON.destroy_qp(qp)), 0);

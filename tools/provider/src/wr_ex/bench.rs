@@ -6,10 +6,10 @@ use crate::{
     ah::{self, Ah},
     bindings::*,
     errno::Errno,
-    model::send_queue::SendQueue,
+    model::{opened, send_queue::SendQueue},
     object::{Blank, Owned},
 };
-use core::{ffi::c_int, ops::Deref};
+use core::{ffi::c_int, mem::offset_of, ops::Deref};
 
 /// A QP in RTS to which a program posts by calls, and what the device sees of its send queue.
 pub struct Bench(SendQueue);
@@ -36,8 +36,18 @@ impl Bench {
     pub fn new(qp_type: ibv_qp_type) -> Self {
         let queue = SendQueue::new(qp_type);
         // SAFETY: the QP has rings, and nobody else has it.
-        unsafe { install(queue.qp.as_ref()) };
+        unsafe { install(queue.qp.as_ref(), opened::library()) };
         Self(queue)
+    }
+
+    /// Returns whether the release of the tests' libibverbs has the function for an opcode.
+    pub fn has(&self, opcode: ibv_wr_opcode) -> bool {
+        let at = match opcode {
+            IBV_WR_FLUSH => offset_of!(ibv_qp_ex, wr_flush),
+            IBV_WR_ATOMIC_WRITE => offset_of!(ibv_qp_ex, wr_atomic_write),
+            _ => 0,
+        };
+        opened::library().qp_ex_has(at)
     }
 
     pub fn ex(&self) -> *mut ibv_qp_ex {

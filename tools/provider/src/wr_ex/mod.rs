@@ -16,8 +16,9 @@ mod current;
 mod requests;
 mod setters;
 
-use crate::{bindings::*, object::Ref, qp::Qp};
+use crate::{bindings::*, libibverbs::Library, object::Ref, qp::Qp};
 use batch::*;
+use core::mem::offset_of;
 use requests::*;
 use setters::*;
 
@@ -25,19 +26,23 @@ use setters::*;
 ///
 /// # Safety
 ///
-/// `qp` is a QP with rings that nobody else uses yet.
-pub unsafe fn install(qp: Ref<'_, Qp>) {
+/// `qp` is a QP with rings that nobody else uses yet, and the copy of libibverbs is its own.
+pub unsafe fn install(qp: Ref<'_, Qp>, library: &Library) {
     let verbs = qp.verbs().as_ptr();
     // SAFETY: the QP is the caller's alone; its union holds a `struct
-    // ibv_qp_ex`, which begins with the QP.
+    // ibv_qp_ex`, which begins with the QP, and has the functions of its release.
     unsafe {
-        (*verbs).comp_mask |= VERBS_QP_EX;
+        *verbs.byte_add(library.qp_comp_mask()).cast::<u32>() |= VERBS_QP_EX;
         let ex = verbs.cast::<ibv_qp_ex>();
         (*ex).wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
         (*ex).wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
-        (*ex).wr_atomic_write = Some(wr_atomic_write);
+        if library.qp_ex_has(offset_of!(ibv_qp_ex, wr_atomic_write)) {
+            (*ex).wr_atomic_write = Some(wr_atomic_write);
+        }
         (*ex).wr_bind_mw = Some(wr_bind_mw);
-        (*ex).wr_flush = Some(wr_flush);
+        if library.qp_ex_has(offset_of!(ibv_qp_ex, wr_flush)) {
+            (*ex).wr_flush = Some(wr_flush);
+        }
         (*ex).wr_local_inv = Some(wr_local_inv);
         (*ex).wr_rdma_read = Some(wr_rdma_read);
         (*ex).wr_rdma_write = Some(wr_rdma_write);
