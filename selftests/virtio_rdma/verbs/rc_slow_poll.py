@@ -26,9 +26,10 @@ HALF = 0.15
 
 
 def poll_function():
-    """Returns the symbol of the operation poll_cq."""
+    """Returns the symbol of the operation poll_cq. With CONFIG_CFI there is another one in front of it, __cfi_..., where
+    the hash of its type is."""
     with open("/proc/kallsyms", encoding="ascii") as file:
-        names = re.findall(r" [tT] (\S*2cq7poll_cq\S*)\t\[virtio_rdma\]", file.read())
+        names = re.findall(r" [tT] (_R\S*2cq7poll_cq\S*)\t\[virtio_rdma\]", file.read())
     ktap.equal(len(names), 1, "functions of the driver that poll")
     return names[0]
 
