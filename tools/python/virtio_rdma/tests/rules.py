@@ -32,7 +32,8 @@ MAY_BREAK = {
     "verbs/bad_network.py": {"packets": "is there for a network that spoils packets"},
     "verbs/hostile.py": {"device": "has the device misbehave"},
     "verbs/rings_hostile.py": {"guest": "writes anything into its rings"},
-    "unbind.sh": {"device": "resets the device beneath its driver"},
+    # virtio-pci tells nobody of a reset in the middle of a probe, which may leave a queue with half of an address.
+    "unbind.sh": {"device": "resets the device beneath its driver", "guest": "resets it in the middle of a probe"},
     "netns_interface.sh": {"device": "resets the device beneath its driver"},
 }
 
