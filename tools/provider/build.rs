@@ -72,13 +72,13 @@ const BY_HAND: [&str; 7] = [
 ];
 
 const LIBC: &str = "calloc|aligned_alloc|free|abort|__errno_location|mmap|munmap|sysconf|sched_yield|clock_gettime\
-    |dlopen|dlsym|dl_iterate_phdr|dprintf";
+    |dlopen|dlsym|dl_iterate_phdr|dprintf|snprintf";
 const TYPES: &str = "verbs_(context|context_ops|device|device_ops|match_ent|mr|qp|qp_mask|cq|srq|xrcd|sysfs_dev)\
     |ibv_.*|ib_uverbs_.*|uverbs_(attrs|methods)_.*|uverbs_default_objects|rdma_driver_id|virtio_rdma_.*\
-    |dl_phdr_info|Elf64_(Dyn|Verdef|Verdaux)";
+    |dl_phdr_info|Elf64_(Dyn|Phdr|Verdef|Verdaux)";
 const VARIABLES: &str = "IBV_.*|VERBS_.*|VIRTIO_RDMA_.*|UVERBS_(ATTR_F_MANDATORY|ATTR_UHW_(IN|OUT)|OBJECT_DEVICE|METHOD_QUERY_CONTEXT)|IB_USER_VERBS_EX_CMD_.*|_UHW_NO_INDEX|E[A-Z0-9]+\
     |MAP_(SHARED|ANONYMOUS)|PROT_(READ|WRITE)|_SC_PAGESIZE|CLOCK_(MONOTONIC|REALTIME)\
-    |PT_DYNAMIC|DT_(NULL|STRTAB|VERDEF|VERDEFNUM)|RTLD_(LAZY|NOLOAD)";
+    |PT_(DYNAMIC|LOAD)|DT_(NULL|STRTAB|VERDEF|VERDEFNUM)|RTLD_(LAZY|NOLOAD)";
 
 fn main() {
     println!("cargo:rerun-if-env-changed=RDMA_CORE");

@@ -34,7 +34,9 @@ struct Registration {
     ops: verbs_device_ops,
 }
 
-/// Runs when a copy of libibverbs has opened this library, which no copy ever closes.
+/// Runs when a copy of libibverbs has opened this library, which no copy ever closes. It runs once for a file: a copy
+/// that comes later and asks for the same file is not seen. If the library is loaded from several files, each
+/// registers with each copy; libibverbs takes the first of drivers that match alike.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -65,7 +67,8 @@ fn say(path: &CStr, reason: &CStr, name: &CStr) {
 /// Registers the provider with a copy of libibverbs. Returns the copy as the provider calls it.
 pub(crate) fn register_with(copy: &Copy) -> core::result::Result<&'static Library, Refusal> {
     let registration = Registration::leak(Library::new(copy)?).ok_or(Refusal::NoMemory)?;
-    // SAFETY: the registration lives for ever.
+    // SAFETY: the registration lives for ever. The copy that loads this library has the lock of its list of
+    // drivers; another one only appends to its own, which its threads walk when they look for devices.
     unsafe { registration.library.register(&registration.ops) };
     Ok(&registration.library)
 }

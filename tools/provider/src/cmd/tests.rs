@@ -58,7 +58,8 @@ fn commands() -> Vec<Named> {
     vec![
         ("get_context", |b| context::get(b.context()).map(|_| ())),
         ("query_context", |b| context::query(b.context()).map(|_| ())),
-        ("query_port", |b| context::query_port(b.context(), 1, &mut Default::default())),
+        // SAFETY: the attributes are there.
+        ("query_port", |b| unsafe { context::query_port(b.context(), 1, &mut Default::default()) }),
         ("alloc_pd", |b| pd::alloc(b.context(), object().as_ref())),
         ("dealloc_pd", |b| pd::dealloc(b.pd.as_ref())),
         ("reg_mr", |b| mr::register(b.pd.as_ref(), REGION, object().as_ref())),

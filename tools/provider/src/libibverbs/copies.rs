@@ -72,7 +72,8 @@ unsafe extern "C" fn visit(info: *mut dl_phdr_info, len: usize, copies: *mut c_v
 ///
 /// # Safety
 ///
-/// The object is loaded. It stays so if it is a copy: a plug-in keeps the copies that it serves.
+/// The object is loaded, and stays so as long as its path is used: the loader's lock is held while the provider is
+/// loaded, and [`super::Library`] keeps the copies that it serves.
 unsafe fn copy(info: &dl_phdr_info) -> Option<Copy> {
     // SAFETY: the object has these headers and sections in memory.
     unsafe {
@@ -115,8 +116,7 @@ impl Sections {
         let (mut strings, mut definitions, mut count) = (None, None, 0);
         // SAFETY: the loader keeps the headers and the dynamic section, which DT_NULL ends.
         unsafe {
-            let headers = (0..info.dlpi_phnum.into()).map(|at| &*info.dlpi_phdr.add(at));
-            let dynamic = headers.into_iter().find(|header| header.p_type == PT_DYNAMIC)?;
+            let dynamic = headers(info).find(|header| header.p_type == PT_DYNAMIC)?;
             let mut entry = address(info, dynamic.p_vaddr).cast::<Elf64_Dyn>();
             while (*entry).d_tag != DT_NULL.into() {
                 match u32::try_from((*entry).d_tag) {
@@ -156,10 +156,30 @@ fn address(info: &dl_phdr_info, offset: u64) -> *const u8 {
     ptr::with_exposed_provenance(info.dlpi_addr.wrapping_add(offset) as usize)
 }
 
-/// Returns the address that an entry of the dynamic section has. Some loaders replace the offset
-/// in the entry by the address, others leave it.
-fn loaded(info: &dl_phdr_info, entry: u64) -> *const u8 {
-    address(info, if entry < info.dlpi_addr { entry } else { entry - info.dlpi_addr })
+/// Returns the address that an entry of the dynamic section has. Some loaders replace the address for which the
+/// object was linked by the one where it is, others leave it: it is the former if it lies within the object.
+///
+/// # Safety
+///
+/// The object is loaded.
+unsafe fn loaded(info: &dl_phdr_info, entry: u64) -> *const u8 {
+    let is_within = |header: &Elf64_Phdr| {
+        let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
+        header.p_type == PT_LOAD && entry.wrapping_sub(start) < header.p_memsz
+    };
+    // SAFETY: the loader keeps the headers.
+    let is_address = unsafe { headers(info) }.any(is_within);
+    if is_address { ptr::with_exposed_provenance(entry as usize) } else { address(info, entry) }
+}
+
+/// Returns the program headers of an object.
+///
+/// # Safety
+///
+/// The object is loaded.
+unsafe fn headers(info: &dl_phdr_info) -> impl Iterator<Item = &Elf64_Phdr> {
+    // SAFETY: there are as many.
+    (0..info.dlpi_phnum.into()).map(|at| unsafe { &*info.dlpi_phdr.add(at) })
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ impl Library {
     pub fn new(copy: &Copy) -> Result<Self, Refusal> {
         let layout = Layout::of(copy.public, copy.private).ok_or(Refusal::Unknown)?;
         let flags = (RTLD_LAZY | RTLD_NOLOAD) as c_int;
-        // SAFETY: the path is a string. The object is loaded, so that none of its code runs.
+        // SAFETY: the path is a string. The object is loaded already; its constructors are libibverbs' own.
         let handle = unsafe { dlopen(copy.path.as_ptr(), flags) };
         if handle.is_null() {
             return Err(Refusal::NotLoaded);
@@ -108,8 +108,9 @@ impl Library {
             let symbol = unsafe { dlsym(handle, name.as_ptr()) };
             if symbol.is_null() { Err(Refusal::Lacks(name)) } else { Ok(symbol) }
         };
-        // SAFETY: these are functions of libibverbs with the names of its headers, in a release in which
-        // they have the types of the headers but where the functions below say otherwise.
+        // SAFETY: these are functions of libibverbs with the names of its headers. In the releases of the
+        // layouts they have the types of the headers, but where the functions below say otherwise, and
+        // ibv_cmd_reg_dmabuf_mr(): its last parameter came with 54, and earlier ones do not look at it.
         unsafe {
             let functions = Functions::new(find)?;
             let register = transmute::<*mut c_void, Register>(find(layout.register)?);
