@@ -17,8 +17,8 @@ limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-b
 fuzz_cargo = cd $(device)/fuzz && CARGO_TARGET_DIR=$(build)/cargo-fuzz $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
-# The suites that "make test" runs. There are also qemu, arm64, ulp, ulp-faults, tools, pyverbs, roce, operate
-# and programs; and ulp, ulp-faults, operate, tools and pyverbs with debug- in front.
+# The suites that "make test" runs. There are also qemu, arm64, ulp, ulp-faults, tools, pyverbs, roce, operate,
+# programs and containers; and ulp, ulp-faults, operate, tools and pyverbs with debug- in front.
 T ?= host uml stock debug
 
 # What "make fuzz" runs, for how many seconds each, or one INPUT once again.
@@ -96,7 +96,7 @@ bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: 
 	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 
 .PHONY: test
-test: ## all suites but qemu, ulp, ulp-faults, tools, roce, operate, programs, pyverbs and arm64; T="host uml qemu stock debug ulp tools programs pyverbs debug-ulp ..." some of them
+test: ## all suites but qemu, ulp, ulp-faults, tools, roce, operate, programs, containers, pyverbs and arm64; T="host uml qemu stock debug ulp tools programs pyverbs debug-ulp ..." some of them
 	@$(top)/tools/test/run $(T)
 
 .PHONY: tsan
