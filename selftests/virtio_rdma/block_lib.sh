@@ -102,5 +102,5 @@ has_connections() { rdma resource show qp 2>/dev/null | grep -Eq 'type RC .*comm
 no_connections()
 {
 	! has_connections &&
-		! rdma resource show mr 2>/dev/null | grep -Eq 'comm \[(nvme|ib_is|ib_srp|rds|rpcrdma|rtrs)'
+		! rdma resource show mr 2>/dev/null | grep -Eq 'comm \[(nvme|ib_is|ib_srp|rds|rpcrdma|rtrs|smbdirect|smc)'
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The suite ulp: kernel consumers between two guests: NVMe over Fabrics, iSER, SRP, RNBD, NFS and RDS."""
+"""The suite ulp: kernel consumers between two guests: NVMe over Fabrics, iSER, SRP, RNBD, NFS, SMB Direct, SMC-R and
+RDS."""
 
 import pytest
 
@@ -31,6 +32,18 @@ class TestConsumers:
     def test_nfs(self, network, title, results):
         ulp = Ulp(results, network.guests, "nfs", f"{title}: ")
         ulp.run(ulp.files, ulp.reconnects, ulp.ends)
+
+    @pytest.mark.parametrize("session", ["guest", "user"])
+    def test_smb(self, session, network, title, results):
+        """SMB Direct, by a guest's session and by a user's."""
+        ulp = Ulp(results, network.guests, "smb", f"{title}: {session}: ")
+        ulp.env["SMB_USER"] = "anna" if session == "user" else ""
+        ulp.run(ulp.files, ulp.reconnects, ulp.serves_again, ulp.ends)
+
+    def test_smc(self, network, title, results):
+        """SMC-R version 2: connections of TCP whose bytes RDMA carries, and not one of them TCP."""
+        ulp = Ulp(results, network.guests, "smc", f"{title}: ")
+        ulp.run(ulp.streams)
 
     def test_rds(self, network, platform, title, results):
         """Reliable Datagram Sockets, there and back.

@@ -2,9 +2,12 @@
 """Kernel consumers between two guests, by the steps of selftests/virtio_rdma/ulp.sh."""
 
 import re
+import signal
 
 from virtio_rdma.tests.networks import HANG_SECONDS, REPORT_LINES
 
+# Connections of SMC-R, two at a time.
+STREAMS = 20
 RECONNECTS = {("uml", "plain"): 20, ("qemu", "plain"): 5, ("qemu", "debug"): 2}
 
 # isert_create_send_desc() of Linux 7.2.12 syncs a header that isert_init_tx_hdrs() has yet to map. DMA-API debugging
@@ -136,6 +139,28 @@ class Ulp:
         self.do(self.host, "read_tree", name="files_read")
         self.do(self.host, "verify_files", name="fio_verify")
         self.do(self.host, "disconnect")
+
+    def serves_again(self):
+        """The target goes and comes back while no host is connected, and has the same bytes."""
+        self.do(self.target, "target_gone")
+        self.do(self.target, "target_back")
+        self.do(self.host, "connect", name="connect_again")
+        self.do(self.host, "read_tree", name="files_read_again")
+        self.do(self.host, "disconnect", name="disconnect_again")
+
+    def streams(self):
+        """Connections whose bytes come back, each over the RDMA device."""
+        for guest in (self.target, self.host):
+            self.do(guest, "up", name=f"group_of_guest_{guest.number}")
+        server = self.start(self.target, "serve")
+        server.shows("listening", HANG_SECONDS)
+        status, text = self.step(self.host, "ask", str(STREAMS))
+        if not self.result("streams", status == 0 and f"devices: {self.host.link[0]}" in text.splitlines()):
+            self.results.note(text + server.text)
+        server.kill(signal.SIGTERM)
+        server.wait(HANG_SECONDS)
+        for guest in (self.target, self.host):
+            self.do(guest, "down", name=f"ends_in_guest_{guest.number}")
 
     def reconnects(self):
         """The same bytes each time the host connects."""
