@@ -102,6 +102,8 @@ pub(crate) struct Config {
     pub(crate) vendor_part_id: u32,
     /// Version of the device.
     pub(crate) hw_ver: u32,
+    /// Version of the device's implementation, or 0.
+    pub(crate) fw_ver: u64,
     /// Largest MR, in bytes.
     pub(crate) max_mr_size: u64,
     /// Whether the page tables of MRs may have levels.
@@ -219,6 +221,7 @@ impl Config {
             vendor_id: field!(dev, vendor_id: u32),
             vendor_part_id: field!(dev, vendor_part_id: u32),
             hw_ver: field!(dev, hw_ver: u32),
+            fw_ver: field!(dev, fw_ver: u64),
             max_mr_size: field!(dev, max_mr_size: u64).min(if page_levels {
                 MAX_MR_SIZE
             } else {

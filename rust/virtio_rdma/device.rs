@@ -94,6 +94,7 @@ impl ib::Driver for Hca {
         attr.vendor_id = config.vendor_id;
         attr.vendor_part_id = config.vendor_part_id;
         attr.hw_ver = config.hw_ver;
+        attr.fw_ver = config.fw_ver;
         attr.max_mr_size = config.max_mr_size;
         attr.page_size_cap = config.page_size_cap;
         attr.max_qp = limit(config.max_qp);

@@ -31,13 +31,21 @@ impl ib::UserContext<Hca> for Ucontext {
     }
 
     fn describe(dev: &ib::Device<Hca>) -> Self::Description {
+        let config = dev.config();
+        let has_srqs = config.max_srq != 0;
         bindings::virtio_rdma_uresp_alloc_ucontext {
-            data_path: match dev.config().rings {
+            data_path: match config.rings {
                 Some(_) => bindings::VIRTIO_RDMA_UDATA_PATH_RINGS,
                 None => bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
             },
-            max_inline_data: dev.config().max_inline_data,
-            features: dev.config().features,
+            max_inline_data: config.max_inline_data,
+            features: config.features,
+            max_cqe: dev.max_cqe(),
+            max_qp_wr: dev.max_qp_wr(),
+            max_send_sge: config.max_send_sge,
+            max_recv_sge: config.max_recv_sge,
+            max_srq_wr: if has_srqs { config.max_srq_wr } else { 0 },
+            max_srq_sge: if has_srqs { config.max_srq_sge } else { 0 },
         }
     }
 }

@@ -115,7 +115,7 @@ wire! {
     virtio_rdma_ring_cqe: 64,
     virtio_rdma_doorbell: 8,
     virtio_rdma_comp_event: 8,
-    virtio_rdma_uresp_alloc_ucontext: 16,
+    virtio_rdma_uresp_alloc_ucontext: 40,
     virtio_rdma_ureq_create_cq: 16,
     virtio_rdma_uresp_resize_cq: 8,
     virtio_rdma_ureq_create_qp: 40,

@@ -155,6 +155,8 @@ enum virtio_rdma_atomic_cap {
  * @max_srq: number of SRQs (VIRTIO_RDMA_F_SRQ)
  * @max_srq_wr: most entries of the ring of an SRQ, a power of two
  * @max_srq_sge: most SGEs of a work request of an SRQ
+ * @fw_ver: version of the device's implementation, major << 32 | minor << 16 | patch;
+ *	zero if the device does not tell
  *
  * The fields up to @local_ca_ack_delay are the RFC's; its reserved tail is cut
  * so that the whole stays within the 256 bytes that vhost-user carries.
@@ -206,7 +208,9 @@ struct virtio_rdma_config {
 	__le32 max_srq;
 	__le32 max_srq_wr;
 	__le32 max_srq_sge;
-	__u8   reserved_c4[60];
+	__le32 reserved_c4;
+	__le64 fw_ver;
+	__u8   reserved_d0[48];
 };
 
 /* ---- Control virtqueue (index 0) --------------------------------------- */

@@ -48,11 +48,23 @@
  * @features: the device's feature bits that the driver agreed on, bit n for
  *	VIRTIO_RDMA_F_* of <linux/virtio_rdma.h> n; not there, or zero with
  *	VIRTIO_RDMA_UDATA_PATH_RINGS, if the driver does not tell
+ * @max_cqe: most entries of a CQ; this and the next fields are zero if the driver does not tell
+ * @max_qp_wr: most entries of a send or receive queue
+ * @max_send_sge: most SGEs of a send work request
+ * @max_recv_sge: most SGEs of a receive work request of a QP
+ * @max_srq_wr: most entries of an SRQ
+ * @max_srq_sge: most SGEs of a work request of an SRQ
  */
 struct virtio_rdma_uresp_alloc_ucontext {
 	__u32 data_path;
 	__u32 max_inline_data;
 	__aligned_u64 features;
+	__u32 max_cqe;
+	__u32 max_qp_wr;
+	__u32 max_send_sge;
+	__u32 max_recv_sge;
+	__u32 max_srq_wr;
+	__u32 max_srq_sge;
 };
 
 /**

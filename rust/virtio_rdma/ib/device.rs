@@ -21,9 +21,11 @@ use super::{
 };
 use crate::{
     bindings,
+    errno,
     net::NetDevice, //
 };
 use core::{
+    fmt::Write,
     ops::Deref,
     ptr, //
 };
@@ -34,6 +36,7 @@ use kernel::{
     },
     prelude::*,
     static_lock_class,
+    str::NullTerminatedFormatter,
     sync::Arc,
     types::Opaque, //
 };
@@ -259,4 +262,58 @@ pub(super) unsafe extern "C" fn query_device<D: Driver>(
         unsafe { no_driver_data(udata)? };
         dev.data().query_device(attr).map(|()| 0)
     })
+}
+
+/// The operation `modify_device`: people may describe the node, as rdma-ndd(8) does.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn modify_device(
+    dev: *mut bindings::ib_device,
+    mask: c_int,
+    attr: *mut bindings::ib_device_modify,
+) -> c_int {
+    if mask != bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_NODE_DESC as c_int {
+        return errno::unsupported().to_errno();
+    }
+    // SAFETY: The core keeps the device until this returns, and `attr` is its own. It reads and writes
+    // the description without a lock, as text that ends within the field.
+    unsafe {
+        let description = (*attr).node_desc;
+        (&raw mut (*dev).node_desc).write(description);
+    }
+    0
+}
+
+/// The operation `get_dev_fw_str`: writes the version of the device, as three numbers, or nothing if the device does
+/// not tell.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn get_dev_fw_str(dev: *mut bindings::ib_device, text: *mut c_char) {
+    const LEN: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
+
+    // SAFETY: The core keeps the device until this returns, and has asked for its attributes before it registered
+    // it. `text` has that many bytes, which the core need not have written yet, and is the core's own.
+    let (version, text) = unsafe {
+        text.write_bytes(0, LEN);
+        (
+            (*dev).attrs.fw_ver,
+            core::slice::from_raw_parts_mut(text.cast::<u8>(), LEN),
+        )
+    };
+    if let Some(mut text) = NullTerminatedFormatter::new(text) {
+        if version != 0 {
+            // The numbers have 10, 5 and 5 digits at most.
+            let _ = write!(
+                text,
+                "{}.{}.{}",
+                version >> 32,
+                version >> 16 & 0xffff,
+                version & 0xffff
+            );
+        }
+    }
 }

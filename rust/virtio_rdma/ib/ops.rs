@@ -113,6 +113,8 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         poll_cq: Some(cq::poll_cq::<D>),
         req_notify_cq: Some(bindings::virtio_rdma_req_notify_cq),
         query_device: Some(device::query_device::<D>),
+        modify_device: Some(device::modify_device),
+        get_dev_fw_str: Some(device::get_dev_fw_str),
         query_port: Some(port::query_port::<D>),
         query_port_speed: Some(port::query_port_speed::<D>),
         get_port_immutable: Some(port::get_port_immutable::<D>),

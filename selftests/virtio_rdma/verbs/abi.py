@@ -293,7 +293,7 @@ Config = struct(phys_port_cnt=u32, reserved_04=u32, sys_image_guid=u64, vendor_i
                 max_fast_reg_page_list_len=u32, max_pi_fast_reg_page_list_len=u32, max_pkeys=u16, local_ca_ack_delay=u8,
                 reserved_8b=u8 * 5, features=u64, mac=u8 * 6, reserved_9e=u8 * 2, num_comp_vectors=u32, ring_max_qp=u32,
                 ring_max_cq=u32, ring_max_qp_wr=u32, ring_max_cqe=u32, ring_max_inline_data=u32, max_srq=u32,
-                max_srq_wr=u32, max_srq_sge=u32, reserved_c4=u8 * 60)
+                max_srq_wr=u32, max_srq_sge=u32, reserved_c4=u32, fw_ver=u64, reserved_d0=u8 * 48)
 CmdQueryPort = struct(port=u8)
 RspQueryPort = struct(state=u8, max_mtu=u8, active_mtu=u8, reserved_03=u8, phys_mtu=u32, gid_tbl_len=u32,
                       port_cap_flags=u32, max_msg_sz=u32, bad_pkey_cntr=u32, qkey_viol_cntr=u32, pkey_tbl_len=u16,
@@ -399,7 +399,8 @@ UDATA_PATH_KERNEL = 0
 UDATA_PATH_RINGS = 1
 ATTR_QUERY_CONTEXT_RESP = 0x1000
 
-UrespAllocUcontext = struct(data_path=u32, max_inline_data=u32, features=u64)
+UrespAllocUcontext = struct(data_path=u32, max_inline_data=u32, features=u64, max_cqe=u32, max_qp_wr=u32,
+                            max_send_sge=u32, max_recv_sge=u32, max_srq_wr=u32, max_srq_sge=u32)
 UreqCreateCq = struct(buf_addr=u64, buf_len=u64)
 UrespResizeCq = struct(moved=u32, reserved_04=u32)
 UreqCreateQp = struct(buf_addr=u64, buf_len=u64, sq_depth=u32, sq_stride=u32, sq_offset=u32, rq_depth=u32,

@@ -30,7 +30,9 @@ def fails(number, what, function, *args, **options):
 
 def create_cq(_rng):
     fails(errno.EINVAL, "no entry", CQ, CONTEXT, 0)
-    fails(errno.EINVAL, "more than max_cqe", CQ, CONTEXT, LIMITS.max_cqe + 1)
+    # A number with which memory for the ring would not be there, if the library looked at the number only then.
+    for cqe in (LIMITS.max_cqe + 1, 1 << 24, (1 << 31) - 1):
+        fails(errno.EINVAL, f"{cqe} CQEs", CQ, CONTEXT, cqe)
     fails(errno.EINVAL, "no such vector", CQ, CONTEXT, 8, None, None, CONTEXT.num_comp_vectors)
 
 
@@ -54,7 +56,8 @@ def create_qp(_rng):
     for name, limit in (("max_send_wr", LIMITS.max_qp_wr), ("max_recv_wr", LIMITS.max_qp_wr),
                         ("max_send_sge", LIMITS.max_sge), ("max_recv_sge", LIMITS.max_sge),
                         ("max_inline_data", 1 << 16)):
-        fails(errno.EINVAL, name, qp, **{name: limit + 1})
+        for number in (limit + 1, 1 << 24, (1 << 32) - 1):
+            fails(errno.EINVAL, f"{name} {number}", qp, **{name: number})
     fails((errno.EOPNOTSUPP, errno.EINVAL), "raw packets", qp, e.IBV_QPT_RAW_PACKET)
     fails((errno.EOPNOTSUPP, errno.EINVAL), "a driver's type", qp, e.IBV_QPT_DRIVER)
     for kind in (e.IBV_QPT_RC, e.IBV_QPT_UC, e.IBV_QPT_UD):

@@ -82,13 +82,14 @@ def attributes(_rng):
 def limits(_rng):
     """Attributes that no SRQ can have are refused."""
     with Receiver() as receiver:
-        for max_wr, max_sge in ((0, 1), (DEVICE.attr.max_srq_wr + 1, 1), (1, DEVICE.attr.max_srq_sge + 1)):
+        for max_wr, max_sge in ((0, 1), (DEVICE.attr.max_srq_wr + 1, 1), (1, DEVICE.attr.max_srq_sge + 1), (1 << 24, 1),
+                                (1, 1 << 24)):
             fails_with(errno.EINVAL, SRQ, receiver.pd, SrqInitAttr(SrqAttr(max_wr=max_wr, max_sge=max_sge)))
         for sges in (5, 17):
             fails_with(errno.EINVAL, receiver.post, [sge(receiver.memory(8))] * sges)
         fails_with(errno.EINVAL, post, receiver.qps[0].post_recv, [recv_wr([])])
         fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(srq_limit=65), e.IBV_SRQ_LIMIT)
-        for max_wr in (0, DEVICE.attr.max_srq_wr + 1):
+        for max_wr in (0, DEVICE.attr.max_srq_wr + 1, 1 << 24):
             fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=max_wr), e.IBV_SRQ_MAX_WR)
         both = e.IBV_SRQ_MAX_WR | e.IBV_SRQ_LIMIT
         fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=8, srq_limit=9), both)

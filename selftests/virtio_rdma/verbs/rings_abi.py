@@ -43,11 +43,15 @@ def what_a_program_is_told(_rng):
     """An older library has no room for all of it, a later one for more than there is."""
     if not DEVICE.has_feature(abi.F_RINGS):
         raise ktap.Skip("the device has no rings")
-    programs = [uverbs.Uverbs(DEVICE.name, room) for room in (8, 16, 32)]
+    size = ctypes.sizeof(abi.UrespAllocUcontext)
+    programs = [uverbs.Uverbs(DEVICE.name, room) for room in (8, size, size + 16)]
     short, whole, long = (program.told for program in programs)
     told = abi.UrespAllocUcontext.from_buffer_copy(whole)
     inline = told.max_inline_data
     ktap.equal((told.data_path, told.features >> abi.F_RINGS & 1), (abi.UDATA_PATH_RINGS, 1), "told")
+    attr = DEVICE.attr
+    ktap.equal((told.max_cqe, told.max_qp_wr, told.max_send_sge, told.max_recv_sge, told.max_srq_wr, told.max_srq_sge),
+               (attr.max_cqe, attr.max_qp_wr, attr.max_sge, attr.max_sge, attr.max_srq_wr, attr.max_srq_sge), "limits")
     ktap.equal((short, long), (whole[:8], whole + bytes(16)), "shorter and longer")
     for program in programs:
         program.close()

@@ -54,6 +54,20 @@ impl DeviceAttr<'_> {
         Self { attr, size, lifetime: PhantomData }
     }
 
+    /// Sets the version of the firmware, three numbers. Leaves it empty if the device does not tell.
+    pub fn set_firmware(&mut self, version: u64) {
+        const TEXT: usize = offset_of!(ibv_device_attr, fw_ver);
+        const { assert!(TEXT == 0 && offset_of!(ibv_device_attr_ex, orig_attr) == 0) };
+        let len = size_of_val(&ibv_device_attr::default().fw_ver);
+        if version == 0 || self.size < len {
+            return;
+        }
+        let [major, minor, patch] = [32, 16, 0].map(|shift| (version >> shift) as u32);
+        let (minor, patch) = (minor & 0xffff, patch & 0xffff);
+        // SAFETY: the text is the first field, and within the caller's bytes; the format takes three numbers.
+        unsafe { snprintf(self.attr.cast(), len as _, c"%u.%u.%u".as_ptr(), major, minor, patch) };
+    }
+
     /// Sets a clock's mask and its frequency in kHz, each if the program has the field.
     pub fn set_clock(&mut self, mask: u64, khz: u64) {
         const MASK: usize = offset_of!(ibv_device_attr_ex, completion_timestamp_mask);
@@ -71,7 +85,7 @@ impl DeviceAttr<'_> {
 mod tests {
     use super::*;
     use crate::model::objects;
-    use std::ptr;
+    use std::{ffi::CStr, ptr};
 
     /// Both CQs of a QP must be there; an XRC initiator, which receives nothing, has one.
     #[test]
@@ -91,6 +105,22 @@ mod tests {
         assert_eq!(found(IBV_QPT_XRC_SEND, send_cq, none), Some((send_cq, send_cq)));
         assert_eq!(found(IBV_QPT_XRC_SEND, send_cq, recv_cq), Some((send_cq, send_cq)));
         assert_eq!(found(IBV_QPT_XRC_SEND, none, recv_cq), None);
+    }
+
+    /// The version is three numbers, or no text if the device does not tell.
+    #[test]
+    fn version_of_the_firmware() {
+        let text = |version| {
+            let mut attr = ibv_device_attr_ex::default();
+            let size = size_of_val(&attr);
+            // SAFETY: the attributes are as long.
+            unsafe { DeviceAttr::new(&mut attr, size) }.set_firmware(version);
+            // SAFETY: the text ends within the field.
+            unsafe { CStr::from_ptr(attr.orig_attr.fw_ver.as_ptr()) }.to_owned()
+        };
+        assert_eq!(text(0).as_c_str(), c"");
+        assert_eq!(text(1 << 32 | 2 << 16 | 3).as_c_str(), c"1.2.3");
+        assert_eq!(text(u64::MAX).as_c_str(), c"4294967295.65535.65535");
     }
 
     /// What a program has no room for is not written, to the byte.

@@ -7,7 +7,7 @@ use crate::{
     bindings::*,
     clock, cmd,
     errno::{Errno, Result},
-    limits::Opcodes,
+    limits::{Opcodes, Sizes},
     object::{Extended, Object, Ref},
     owed::Owed,
     qp_table::QpTable,
@@ -30,6 +30,8 @@ pub struct Private {
     pub owed: Owed,
     /// The opcodes of send work requests that the device has.
     pub opcodes: Opcodes,
+    /// The most that an object can have.
+    pub sizes: Sizes,
     /// Most bytes of inline data that a QP may ask for; 0 if the driver does not tell.
     pub max_inline_data: u32,
 }
@@ -95,14 +97,16 @@ impl Private {
             qp_table,
             owed: Owed::default(),
             opcodes: opcodes(description.features),
+            sizes: Sizes::from(&description),
             max_inline_data: description.max_inline_data,
         })
     }
 }
 
-/// Adds to the attributes of a device what the kernel does not know: the clock of the time
-/// stamps that polling takes. For ibv_query_device_ex(3).
-pub fn set_clock(attr: &mut DeviceAttr<'_>) {
+/// Adds to the attributes of a device what the kernel does not know, or not as text: the version of its
+/// firmware, and the clock of the time stamps that polling takes. For ibv_query_device_ex(3).
+pub fn complete(attr: &mut DeviceAttr<'_>, fw_ver: u64) {
+    attr.set_firmware(fw_ver);
     attr.set_clock(u64::MAX, clock::KHZ);
 }
 

@@ -8,6 +8,7 @@ use crate::{
     cq_ring::CqRing,
     cq_state::CqState,
     errno::{Errno, Result},
+    limits::Sizes,
     lock::Lock,
     object::{Blank, Extended, Object, Owned, Ref},
     owed::Owed,
@@ -100,7 +101,7 @@ fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owne
         let state = state(None);
         return Ok(cq.finish(Private { state, domain: domain.without_memory() }));
     }
-    let (ring, cqe) = new_ring(cqe, &domain)?;
+    let (ring, cqe) = new_ring(&context.whole().private().sizes, cqe, &domain)?;
     cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
     let state = state(Some(ring));
     Ok(cq.finish(Private { state, domain }))
@@ -145,8 +146,9 @@ const MIN_CQE: u32 = 32;
 /// # Errors
 ///
 /// EINVAL for a number of CQEs that no ring has; ENOMEM.
-fn new_ring(cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
+fn new_ring(sizes: &Sizes, cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(Errno::EINVAL)?;
+    sizes.check_cq(depth)?;
     let ring = CqRing::lent(depth.max(MIN_CQE), domain.allocator)?;
     let depth = c_int::try_from(ring.depth()).map_err(|_| Errno::EINVAL)?;
     Ok((ring, depth))
@@ -159,7 +161,7 @@ fn new_ring(cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
 /// EINVAL for fewer CQEs than the CQ holds; otherwise as [`create`].
 pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
     let Private { state, domain } = cq.private();
-    let (mut ring, cqe) = new_ring(cqe, domain)?;
+    let (mut ring, cqe) = new_ring(&cq.cq().context().private().sizes, cqe, domain)?;
     let mut state = state.lock();
     let old = state.ring()?;
     ring.arm_as(old);
@@ -297,13 +299,19 @@ mod tests {
 
     #[test]
     fn depth_of_a_ring() {
+        let mut sizes = Sizes::from(&Default::default());
         for (asked, got) in [(1, 32), (32, 32), (33, 64), (1 << 16, 1 << 16)] {
-            assert_eq!(new_ring(asked, &Domain::NONE).map(|(_, depth)| depth), Ok(got));
+            assert_eq!(new_ring(&sizes, asked, &Domain::NONE).map(|(_, depth)| depth), Ok(got));
         }
         for asked in [0, -1, c_int::MIN, c_int::MAX] {
-            assert_eq!(new_ring(asked, &Domain::NONE).err(), Some(Errno::EINVAL));
+            assert_eq!(new_ring(&sizes, asked, &Domain::NONE).err(), Some(Errno::EINVAL));
         }
-        let page = new_ring(1, &Domain::NONE).map(|(ring, _)| ring.request().buf_len);
+        sizes =
+            Sizes::from(&virtio_rdma_uresp_alloc_ucontext { max_cqe: 64, ..Default::default() });
+        for (asked, is_there) in [(64, true), (65, false), (1 << 24, false)] {
+            assert_eq!(new_ring(&sizes, asked, &Domain::NONE).is_ok(), is_there);
+        }
+        let page = new_ring(&sizes, 1, &Domain::NONE).map(|(ring, _)| ring.request().buf_len);
         assert_eq!(page, Ok(crate::ring::page_size() as u64));
     }
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What a work request on a QP may ask for.
+//! What a work request on a QP, and a program that creates an object, may ask for.
 #![forbid(unsafe_code)]
 
-use crate::bindings::*;
+use crate::{
+    bindings::*,
+    errno::{Errno, Result},
+};
 
 /// The transport service of a QP (`enum ibv_qp_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,9 +168,104 @@ impl Limits {
     }
 }
 
+/// The most that an object of the device can have; 0 where the driver does not tell.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    max_cqe: u32,
+    max_qp_wr: u32,
+    max_send_sge: u32,
+    max_recv_sge: u32,
+    max_srq_wr: u32,
+    max_srq_sge: u32,
+}
+
+impl From<&virtio_rdma_uresp_alloc_ucontext> for Sizes {
+    fn from(told: &virtio_rdma_uresp_alloc_ucontext) -> Self {
+        Self {
+            max_cqe: told.max_cqe,
+            max_qp_wr: told.max_qp_wr,
+            max_send_sge: told.max_send_sge,
+            max_recv_sge: told.max_recv_sge,
+            max_srq_wr: told.max_srq_wr,
+            max_srq_sge: told.max_srq_sge,
+        }
+    }
+}
+
+impl Sizes {
+    /// Checks how many entries a program asks for in a CQ. Each check comes before the provider allocates
+    /// rings, so that no absurd number ends in ENOMEM.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if the device has fewer, here and below.
+    pub fn check_cq(&self, cqe: u32) -> Result {
+        within(&[(cqe, self.max_cqe)])
+    }
+
+    /// Checks what a program asks for of a QP. With an SRQ the QP has no receive queue.
+    pub fn check_qp(&self, cap: &ibv_qp_cap, has_srq: bool) -> Result {
+        within(&[(cap.max_send_wr, self.max_qp_wr), (cap.max_send_sge, self.max_send_sge)])?;
+        if has_srq {
+            return Ok(());
+        }
+        within(&[(cap.max_recv_wr, self.max_qp_wr), (cap.max_recv_sge, self.max_recv_sge)])
+    }
+
+    /// Checks what a program asks for of an SRQ.
+    pub fn check_srq(&self, max_wr: u32, max_sge: u32) -> Result {
+        within(&[(max_wr, self.max_srq_wr), (max_sge, self.max_srq_sge)])
+    }
+}
+
+/// Checks numbers against their limits.
+fn within(asked: &[(u32, u32)]) -> Result {
+    let more = |&(number, limit): &(u32, u32)| limit != 0 && number > limit;
+    if asked.iter().any(more) { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each limit is checked by itself; a QP with an SRQ has no receive queue.
+    #[test]
+    fn sizes_within_the_device() {
+        let sizes = Sizes::from(&virtio_rdma_uresp_alloc_ucontext {
+            max_cqe: 1,
+            max_qp_wr: 2,
+            max_send_sge: 3,
+            max_recv_sge: 4,
+            max_srq_wr: 5,
+            max_srq_sge: 6,
+            ..Default::default()
+        });
+        let unknown = Sizes::from(&Default::default());
+        let most = ibv_qp_cap {
+            max_send_wr: 2,
+            max_recv_wr: 2,
+            max_send_sge: 3,
+            max_recv_sge: 4,
+            max_inline_data: 0,
+        };
+        assert!(sizes.check_cq(1).is_ok() && sizes.check_srq(5, 6).is_ok());
+        assert!(sizes.check_qp(&most, false).is_ok());
+        for (cap, has_srq, fits) in [
+            (ibv_qp_cap { max_send_wr: 3, ..most }, false, false),
+            (ibv_qp_cap { max_send_sge: 4, ..most }, true, false),
+            (ibv_qp_cap { max_recv_wr: 3, ..most }, false, false),
+            (ibv_qp_cap { max_recv_wr: 3, ..most }, true, true),
+            (ibv_qp_cap { max_recv_sge: 5, ..most }, false, false),
+            (ibv_qp_cap { max_recv_sge: 5, ..most }, true, true),
+        ] {
+            assert_eq!(sizes.check_qp(&cap, has_srq).is_ok(), fits, "{cap:?}");
+            assert!(unknown.check_qp(&cap, has_srq).is_ok());
+        }
+        assert_eq!(sizes.check_cq(2), Err(Errno::EINVAL));
+        assert_eq!(sizes.check_srq(6, 6), Err(Errno::EINVAL));
+        assert_eq!(sizes.check_srq(5, 7), Err(Errno::EINVAL));
+        assert!(unknown.check_cq(u32::MAX).is_ok() && unknown.check_srq(u32::MAX, 1).is_ok());
+    }
 
     /// Each opcode that a program may post by calls has a flag of its own.
     #[test]

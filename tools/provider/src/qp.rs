@@ -255,6 +255,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
         let limits = Limits::new(attr);
         return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
+    context.private().sizes.check_qp(&attr.cap, !attr.srq.is_null())?;
     let queues = Queues::new(attr, context.private().max_inline_data, &domain)?;
     let mut got = ibv_qp_init_attr_ex { cap: queues.cap(attr.cap), ..*attr };
     let (send_cq, recv_cq) = cqs(attr).ok_or(Errno::EINVAL)?;

@@ -159,6 +159,7 @@ impl Private {
 /// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM;
 /// the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned<Srq>> {
+    pd.context().private().sizes.check_srq(attr.attr.max_wr, attr.attr.max_sge)?;
     let srq = Blank::<verbs_srq>::new()?;
     let domain = Domain::of(pd.whole());
     let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
@@ -185,7 +186,9 @@ pub fn create_ex(
     if attr.comp_mask & !MASK != 0 || !is_xrc {
         return Err(Errno::EOPNOTSUPP);
     }
-    let table = context.whole().private().qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let private = context.whole().private();
+    let table = private.qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    private.sizes.check_srq(attr.attr.max_wr, attr.attr.max_sge)?;
     let asked = *attr;
     let (pd, cq) = attr::pd_and_cq(&asked).ok_or(Errno::EINVAL)?;
     let srq = Blank::<verbs_srq>::new()?;
@@ -225,6 +228,7 @@ pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result
     if mask & IBV_SRQ_MAX_WR as c_int == 0 {
         return tell(attr, None);
     }
+    srq.srq().context().private().sizes.check_srq(attr.max_wr, 0)?;
     srq.private().resize(attr.max_wr, |ring| tell(attr, Some(ring)))
 }
 

@@ -8,7 +8,7 @@ use crate::{
     libibverbs::*,
     object::Ref,
 };
-use core::{mem, ptr};
+use core::mem;
 
 /// Opens the context in the kernel. Returns the driver's description of it.
 pub fn get(context: Ref<'_, ibv_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
@@ -74,7 +74,8 @@ pub fn query(context: Ref<'_, ibv_context>) -> Result<virtio_rdma_uresp_alloc_uc
     Ok(resp)
 }
 
-/// Reads the device's attributes into the `size` bytes at `attr`.
+/// Reads the device's attributes into the `size` bytes at `attr`. Returns the version of its firmware,
+/// which the caller writes there as text.
 ///
 /// # Safety
 ///
@@ -85,25 +86,31 @@ pub unsafe fn query_device(
     input: *const ibv_query_device_ex_input,
     attr: *mut ibv_device_attr_ex,
     size: usize,
-) -> Result {
+) -> Result<u64> {
+    let mut resp = ib_uverbs_ex_query_device_resp::default();
+    let mut len = size_of_val(&resp);
+    let answer = &raw mut resp;
     // SAFETY: the caller passes `input`, `attr` and `size` as the command demands; the response
-    // buffer may be null.
+    // has the length given.
     Errno::check(unsafe {
-        ibv_cmd_query_device_any(
-            context.as_ptr(),
-            input,
-            attr,
-            size,
-            ptr::null_mut(),
-            ptr::null_mut(),
-        )
-    })
+        ibv_cmd_query_device_any(context.as_ptr(), input, attr, size, answer, &mut len)
+    })?;
+    Ok(resp.base.fw_ver)
 }
 
 /// Reads the attributes of a port.
-pub fn query_port(context: Ref<'_, ibv_context>, port: u8, attr: &mut ibv_port_attr) -> Result {
+///
+/// # Safety
+///
+/// `attr` points to the attributes as the context's libibverbs knows them, which the caller may write. Releases
+/// before 49 know fewer.
+pub unsafe fn query_port(
+    context: Ref<'_, ibv_context>,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> Result {
     let mut cmd = ibv_query_port::default();
-    // SAFETY: `cmd` has the size given.
+    // SAFETY: `cmd` has the size given, and libibverbs writes as much to `attr` as it knows.
     Errno::check(unsafe {
         ibv_cmd_query_port(context.as_ptr(), port, attr, &mut cmd, size_of_val(&cmd))
     })
@@ -119,6 +126,7 @@ pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u6
 mod tests {
     use super::*;
     use crate::{cmd::bench::*, model::opened::description};
+    use core::ptr;
 
     /// The driver's description of a context is returned as it is, and the command carries nothing of
     /// the provider.
@@ -179,7 +187,8 @@ mod tests {
                 ..Default::default()
             },
         );
-        assert_eq!(query_port(bench.context(), 3, &mut port), Ok(()));
+        // SAFETY: the attributes are there.
+        assert_eq!(unsafe { query_port(bench.context(), 3, &mut port) }, Ok(()));
         let command = bench.command(Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT));
         assert_eq!(command.handle(UVERBS_ATTR_QUERY_PORT_PORT_NUM), 3);
         assert_eq!((port.state, port.gid_tbl_len), (4, 9));
@@ -190,12 +199,13 @@ mod tests {
             ..Default::default()
         };
         answer.base.max_qp = 1234;
+        answer.base.fw_ver = 5;
         bench.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
         // SAFETY: the attributes are as long.
         let result = unsafe {
             query_device(bench.context(), ptr::null(), &mut attr, size_of::<ibv_device_attr_ex>())
         };
-        assert_eq!((result, attr.orig_attr.max_qp), (Ok(()), 1234));
+        assert_eq!((result, attr.orig_attr.max_qp), (Ok(5), 1234));
         let number = IB_USER_VERBS_EX_CMD_QUERY_DEVICE | EXTENDED;
         assert_eq!(bench.kernel.names(), [Write(number)]);
     }

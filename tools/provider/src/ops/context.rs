@@ -23,7 +23,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     // SAFETY: libibverbs passes a live context, and the program lends `attr_size` bytes at `attr`.
     code(unsafe {
         cmd::context::query_device(Ref::new(context), input, attr, attr_size)
-            .map(|()| context::set_clock(&mut DeviceAttr::new(attr, attr_size)))
+            .map(|version| context::complete(&mut DeviceAttr::new(attr, attr_size), version))
     })
 }
 
@@ -40,9 +40,8 @@ pub(super) unsafe extern "C" fn query_port(
     port_num: u8,
     port_attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: libibverbs passes a live context, and the program lends the attributes.
-    let (context, attr) = unsafe { (Ref::new(context), &mut *port_attr) };
-    code(cmd::context::query_port(context, port_num, attr))
+    // SAFETY: libibverbs passes a live context, and attributes as it knows them.
+    code(unsafe { cmd::context::query_port(Ref::new(context), port_num, port_attr) })
 }
 
 /// The verb that releases of rdma-core have from 62 on.

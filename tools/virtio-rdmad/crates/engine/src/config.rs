@@ -58,6 +58,24 @@ pub struct DeviceConfig {
     pub wake: Arc<dyn Wake>,
 }
 
+/// The version of this implementation, as `fw_ver` has it.
+const VERSION: u64 = version(env!("CARGO_PKG_VERSION"));
+
+/// Returns the number of a version of three parts.
+const fn version(text: &str) -> u64 {
+    let (mut whole, mut part, mut at) = (0, 0, 0);
+    // A constant function has no `for`.
+    while at < text.len() {
+        match text.as_bytes()[at] {
+            b'.' => (whole, part) = (whole << 16 | part, 0),
+            digit @ b'0'..=b'9' => part = part * 10 + (digit - b'0') as u64,
+            _ => panic!("a version has three numbers"),
+        }
+        at += 1;
+    }
+    whole << 16 | part
+}
+
 /// Returns the device-specific feature bits of a device.
 pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
     1 << VIRTIO_RDMA_F_EVENTS
@@ -93,6 +111,7 @@ pub(crate) fn config_space(
     config.vendor_id = VENDOR_ID;
     config.vendor_part_id = VENDOR_PART_ID;
     config.hw_ver = 1;
+    config.fw_ver = VERSION;
     config.max_mr_size = limits.max_mr_size;
     config.page_size_cap = PAGE_SIZES;
     config.max_qp = limits.max_qp.into();
