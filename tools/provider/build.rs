@@ -114,6 +114,8 @@ fn main() {
 fn generate(header: &Path, rdma_core: &Path, uapi: &Path) -> String {
     let output = Command::new("bindgen")
         .arg(header)
+        // rustfmt need not be there, and take_declaration() wants the layout of a formatter.
+        .args(["--formatter", "prettyplease"])
         .args(["--use-core", "--rust-edition", "2024", "--rust-target", "1.85"])
         .args(["--default-enum-style", "consts", "--no-prepend-enum-name"])
         .args(["--default-non-copy-union-style", "manually_drop"])
