@@ -89,7 +89,7 @@ class Files:
         self.host = os.path.join(directory, "host")
         upgrade = os.path.join(self.share, "upgrade")
         os.makedirs(upgrade)
-        for pattern in ("virtio-rdma-modules-*_*.deb", "ibverbs-provider-virtio-rdma_*deb13*.deb"):
+        for pattern in ("virtio-rdma-modules-*_*.deb", "ibverbs-provider-virtio-rdma_*.deb"):
             for path in glob.glob(os.path.join(built, pattern)):
                 shutil.copy(path, self.share)
                 self.make_newer(path, upgrade, os.path.join(directory, "unpacked"))
