@@ -21,7 +21,8 @@ OF_PACKETS = ("bad_packet", "bad_packet_length", "bad_icrc", "drop_spoofed", "dr
 # How often the driver took the device out of service.
 FAILURES = "failures of the device"
 # What a class of tests may break, by the words of its marker.
-KINDS = {"guest": frozenset(OF_GUEST), "packets": frozenset(OF_PACKETS), "device": frozenset({FAILURES})}
+KINDS = {"guest": frozenset(OF_GUEST), "packets": frozenset(OF_PACKETS), "device": frozenset({FAILURES}),
+         "queues": frozenset({"bad_control_chain", "bad_doorbell_chain", "bad_completion_buffer", "bad_event_buffer"})}
 # What the driver says of a device that it takes out of service.
 FAILED = re.compile(r"virtio_rdma .*: the device has failed")
 # What the device's process says when it counts something for the first time.
@@ -33,7 +34,7 @@ MAY_BREAK = {
     "verbs/hostile.py": {"device": "has the device misbehave"},
     "verbs/rings_hostile.py": {"guest": "writes anything into its rings"},
     # virtio-pci tells nobody of a reset in the middle of a probe, which may leave a queue with half of an address.
-    "unbind.sh": {"device": "resets the device beneath its driver", "guest": "resets it in the middle of a probe"},
+    "unbind.sh": {"device": "resets the device beneath its driver", "queues": "resets it in the middle of a probe"},
     "suspend.sh": {"device": "goes to sleep while the driver recovers from a failure"},
     "netns_interface.sh": {"device": "resets the device beneath its driver"},
 }
