@@ -5,6 +5,8 @@
 # tell the server, and mount.nfs the kernel, is told by hand. ADDRESS is the
 # server's, CLIENT the client's.
 
+. "$DIR/files_lib.sh"
+
 NFSD=/proc/fs/nfsd
 RPC_CACHE=/proc/net/rpc
 # The year 2033, in which the entries of the caches expire.
@@ -64,9 +66,6 @@ target_down()
 	wait_for store_down
 }
 
-# stored: compares what the server has with what the client wrote.
-stored() { cd "$PLACE/export" && sha256sum --quiet -c sums; }
-
 # The client.
 
 connect()
@@ -79,17 +78,3 @@ connect()
 over_rdma() { grep -q " $PLACE/mnt nfs4 .*proto=rdma" /proc/mounts; }
 
 disconnect() { umount "$PLACE/mnt"; }
-
-write_tree() { tree && cp "$PLACE/sums" "$PLACE/mnt/"; }
-
-# read_tree: compares the files, which come from the server and not from a cache of the client.
-read_tree()
-{
-	echo 3 >/proc/sys/vm/drop_caches
-	(cd "$PLACE/mnt" && sha256sum --quiet -c "$PLACE/sums")
-}
-
-verify_files() { verify --directory="$PLACE/mnt"; }
-
-# load_files: runs verify_files again and again until $PLACE/stop is there.
-load_files() { load --directory="$PLACE/mnt"; }

@@ -6,6 +6,8 @@
 # and without it as a guest. No message is signed: the ksmbd of Linux 7.2.12 finds the
 # signatures of the cifs of the same kernel wrong, over TCP as well.
 
+. "$DIR/files_lib.sh"
+
 SMB_USER=${SMB_USER-}
 KSMBD=/tmp/ksmbd
 
@@ -56,9 +58,6 @@ listens() { rdma resource show cm_id | grep -q 'state LISTEN.*src-addr.*:445 '; 
 
 target_down() { target_gone && modprobe -r ksmbd && rm -r "$KSMBD" && wait_for store_down; }
 
-# stored: compares what the server has with what the client wrote.
-stored() { cd "$PLACE/export" && sha256sum --quiet -c sums; }
-
 # The client.
 
 connect()
@@ -72,17 +71,3 @@ connect()
 over_rdma() { grep -q 'RDMA: yes\|SMBDirect' /proc/fs/cifs/DebugData && has_connections; }
 
 disconnect() { umount "$PLACE/mnt" && wait_for no_connections; }
-
-write_tree() { tree && cp "$PLACE/sums" "$PLACE/mnt/"; }
-
-# read_tree: compares the files, which come from the server and not from a cache of the client.
-read_tree()
-{
-	echo 3 >/proc/sys/vm/drop_caches
-	(cd "$PLACE/mnt" && sha256sum --quiet -c "$PLACE/sums")
-}
-
-verify_files() { verify --directory="$PLACE/mnt"; }
-
-# load_files: runs verify_files again and again until $PLACE/stop is there.
-load_files() { load --directory="$PLACE/mnt"; }
