@@ -199,7 +199,7 @@ unsafe fn complete(
     unsafe {
         library.set_ops(raw, &ops::COMMON, Some(ops::query_port_speed));
         library.set_ops(raw, path, None);
-        if !library.is_as_known(raw, path) {
+        if !library.has_verbs_of(raw, path) {
             return Err(Errno::EPROTONOSUPPORT);
         }
         context.whole().complete(private);

@@ -30,7 +30,7 @@ pub type Verb = usize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// N of the newest symbol version `IBVERBS_1.N`.
-    public: u32,
+    pub public: u32,
     /// Bytes of `struct verbs_context`.
     pub context_len: usize,
     /// The name of the function by which a provider registers.

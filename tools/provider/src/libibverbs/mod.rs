@@ -16,6 +16,7 @@ pub mod layout;
 
 use crate::{
     bindings::*,
+    errno::Errno,
     object::{Extended, Object, Ref},
 };
 use copies::Copy;
@@ -123,6 +124,7 @@ impl Library {
     }
 
     /// Returns how long `struct verbs_context` is, in bytes.
+    #[cfg(test)]
     pub fn context_len(&self) -> usize {
         self.layout.context_len
     }
@@ -147,8 +149,8 @@ impl Library {
         self.qp_comp_mask
     }
 
-    /// Makes a context of `device` with `more` zeroed bytes behind it, or returns NULL and sets `errno`.
-    /// Takes over `cmd_fd`, on failure as well.
+    /// Makes a context of `device` with `more` zeroed bytes behind it, or returns NULL and sets `errno`: also
+    /// if the context is not as long as the layout says. Takes over `cmd_fd`, on failure as well.
     ///
     /// # Safety
     ///
@@ -168,7 +170,14 @@ impl Library {
             if whole.is_null() {
                 return ptr::null_mut();
             }
-            whole.byte_add(len - size_of::<ibv_context>()).cast()
+            let context = whole.byte_add(len - size_of::<ibv_context>()).cast();
+            if self::len(context) != len {
+                (self.functions.verbs_uninit_context)(whole.cast());
+                free(whole);
+                Errno::EPROTONOSUPPORT.set();
+                return ptr::null_mut();
+            }
+            context
         }
     }
 
@@ -207,20 +216,18 @@ impl Library {
         }
     }
 
-    /// Returns whether a context is as the layout says: its length, and the places of verbs.
+    /// Returns whether the copy took the verbs from the places where the layout puts them, for three of them.
     ///
     /// # Safety
     ///
     /// The context is live, and of this copy; `ops` were installed last.
-    pub unsafe fn is_as_known(&self, context: *mut ibv_context, ops: &verbs_context_ops) -> bool {
+    pub unsafe fn has_verbs_of(&self, context: *mut ibv_context, ops: &verbs_context_ops) -> bool {
         // SAFETY: the context is live.
         unsafe {
             let installed = &(*context).ops;
-            let same = |a: Verb, b: Verb| a == b;
-            len(context) == self.layout.context_len
-                && same(address(installed.poll_cq), address(ops.poll_cq))
-                && same(address(installed.post_send), address(ops.post_send))
-                && same(address(installed.req_notify_cq), address(ops.req_notify_cq))
+            address(installed.poll_cq) == address(ops.poll_cq)
+                && address(installed.post_send) == address(ops.post_send)
+                && address(installed.req_notify_cq) == address(ops.req_notify_cq)
         }
     }
 
@@ -401,6 +408,45 @@ pub unsafe fn ibv_cmd_query_port_speed(
         match library(context).query_port_speed {
             Some(function) => function(context, port_num, speed),
             None => EOPNOTSUPP as c_int,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        opened::{self, Opened},
+        uverbs::Kernel,
+    };
+
+    /// Returns the copy of the tests as one with other layouts.
+    fn with(layout: Layout) -> &'static Library {
+        let copy = copies::Copies::find().iter().next().unwrap();
+        Box::leak(Box::new(Library { layout, ..Library::new(&copy).unwrap() }))
+    }
+
+    /// A context is refused if it is not as long as its release has it, or if the verbs are not where they were
+    /// put. Nothing is left of it.
+    #[test]
+    fn a_context_that_is_not_as_known() {
+        let layout = opened::library().layout;
+        let other = if layout == Layout::of(18, 65).unwrap() { (16, 59) } else { (18, 65) };
+        let other = Layout::of(other.0, other.1).unwrap();
+        let context_len = layout.context_len;
+        let moved = Layout { public: other.public, ..layout };
+        for (layout, is_there) in [(layout, true), (other, false), (moved, false)] {
+            let kernel = Kernel::new();
+            let description = opened::description(VIRTIO_RDMA_UDATA_PATH_RINGS);
+            if layout.context_len == context_len {
+                kernel.answer(UVERBS_ATTR_UHW_OUT, description);
+            }
+            let open = crate::driver::tests::alloc_context;
+            let opened = Opened::open_by(with(layout), open);
+            assert_eq!(opened.is_some(), is_there);
+            if !is_there {
+                assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
+            }
         }
     }
 }

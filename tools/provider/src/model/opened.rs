@@ -56,7 +56,15 @@ impl Opened {
 
     /// Opens a context by `way`.
     pub fn open(way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context) -> Option<Self> {
-        let device = Blank::<verbs_device>::new().unwrap().finish(library());
+        Self::open_by(library(), way)
+    }
+
+    /// Opens a context of a device that this copy of libibverbs found, by `way`.
+    pub fn open_by(
+        library: &'static Library,
+        way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context,
+    ) -> Option<Self> {
+        let device = Blank::<verbs_device>::new().unwrap().finish(library);
         let sysfs = Owned::<verbs_sysfs_dev>::zeroed().unwrap();
         let at = device.as_ref().verbs().as_ptr();
         let file = File::open("/dev/null").unwrap().into_raw_fd();
@@ -73,7 +81,7 @@ impl Opened {
         }
         // SAFETY: the context is live, and what libibverbs hands out is its last part.
         let context =
-            unsafe { context.byte_add(library().context_len()).cast::<ibv_context>().sub(1) };
+            unsafe { context.byte_add(library.context_len()).cast::<ibv_context>().sub(1) };
         Some(Self { context, device, _sysfs: sysfs })
     }
 
