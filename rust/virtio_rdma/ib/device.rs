@@ -277,8 +277,8 @@ pub(super) unsafe extern "C" fn modify_device(
     if mask != bindings::ib_device_modify_flags_IB_DEVICE_MODIFY_NODE_DESC as c_int {
         return errno::unsupported().to_errno();
     }
-    // SAFETY: The core keeps the device until this returns, and `attr` is its own. It reads and writes
-    // the description without a lock, as text that ends within the field.
+    // SAFETY: The core keeps the device until this returns, and `attr` is its own. It reads the description without
+    // a lock, as text of at most as many bytes as the field has.
     unsafe {
         let description = (*attr).node_desc;
         (&raw mut (*dev).node_desc).write(description);
