@@ -55,8 +55,25 @@ fn worker((index, worker): (usize, &WorkerReport)) -> String {
     let [work, poll, wait, sleep] = parts.map(|part| 100.0 * part / all);
     format!(
         "worker {index}: {guests} guests, works {work:.1} %, polls {poll:.1} %, \
-         waits for a processor {wait:.1} %, sleeps {sleep:.1} %\n"
+         waits for a processor {wait:.1} %, sleeps {sleep:.1} %; it has {:.1} % of a processor\n",
+        work + poll
     )
+}
+
+/// Counters of the messages that programs of a guest post.
+const POSTED: [&str; 4] = ["send_messages", "write_messages", "read_messages", "atomic_messages"];
+
+/// Returns the line that says how many doorbells the messages of a guest cost. Where the worker finds the next message
+/// before it gives its processor up, there are few.
+fn doorbells(counters: &BTreeMap<String, u64>) -> String {
+    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let (bells, messages) = (count("doorbells"), POSTED.into_iter().map(count).sum::<u64>());
+    if bells == 0 || messages == 0 {
+        return String::new();
+    }
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let each = bells as f64 / messages as f64;
+    format!("  {each:.3} doorbells a message\n")
 }
 
 fn guest(guest: &GuestReport) -> String {
@@ -82,7 +99,11 @@ fn guest(guest: &GuestReport) -> String {
         .chain([objects])
         .chain(guest.qps.iter().map(qp))
         .chain(guest.srqs.iter().map(srq))
-        .chain([text_of_counters("", &guest.counters), text_of_counters("nic_", &guest.nic)])
+        .chain([
+            doorbells(&guest.counters),
+            text_of_counters("", &guest.counters),
+            text_of_counters("nic_", &guest.nic),
+        ])
         .collect()
 }
 
@@ -130,12 +151,12 @@ mod tests {
                       "sends": 0, "receives": 512 }],
             "srqs": [{ "srqn": 1, "receives": 9, "max_wr": 64, "limit": 4, "qps": 2, "in_error": false },
                      { "srqn": 2, "receives": 0, "max_wr": 8, "limit": 0, "qps": 0, "in_error": true }],
-            "counters": { "send_messages": 5, "timeouts": 0 },
+            "counters": { "send_messages": 5, "write_messages": 3, "doorbells": 2, "timeouts": 0 },
             "nic": { "rx_frames": 3, "tx_lost": 0 },
         }], "uplinks": [{ "network": "default", "name": "tap rdma0",
                           "counters": { "tx_frames": 7, "tx_lost": 0 } }]});
         let expected = "\
-worker 0: 1 guests, works 12.5 %, polls 25.0 %, waits for a processor 12.5 %, sleeps 50.0 %
+worker 0: 1 guests, works 12.5 %, polls 25.0 %, waits for a processor 12.5 %, sleeps 50.0 %; it has 37.5 % of a processor
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   2 VMMs refused
@@ -146,7 +167,10 @@ g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   QP 1     GSI  RTS   sends 0 receives 512
   SRQ 1    receives 9 of 64 limit 4 QPs 2
   SRQ 2    receives 0 of 8 limit 0 QPs 0 in error
+  0.250 doorbells a message
+  doorbells 2
   send_messages 5
+  write_messages 3
   nic_rx_frames 3
 
 uplink of network default: tap rdma0
