@@ -233,12 +233,11 @@ class Phase:
         try:
             with self.cable(point, number):
                 row.samples[(number, point.beside)] = path.measure(point, self.seconds_of(point))
-            self.record_core(path, point, number)
+            self.record_device(path, point, number)
         except (measure.Refused, Failure) as error:
             row.error = str(error).split("\n", maxsplit=1)[0]
-            core = self.core_of(path, point)
-            if core:
-                self.row(path, core).error = row.error
+            for _, other in self.of_device(path, point):
+                self.row(path, other).error = row.error
             self.failure(path, row, time.monotonic() - start)
 
     @contextlib.contextmanager
@@ -256,21 +255,20 @@ class Phase:
         if not counted["lost"]:
             raise measure.Refused("the cable lost nothing")
 
-    def core_of(self, path, point):
-        """Returns the point that is measured along with another, by the second that the device worked, if any."""
-        key = (point.tool + plan.CORE, point.size, point.qps)
-        return next((other for other in self.points if other.key == key and self.wanted(path, other)), None)
+    def of_device(self, path, point):
+        """Yields the points that come with another from the device: the ends of their names, and they."""
+        for end in plan.OF_DEVICE:
+            key = (point.tool + end, point.size, point.qps)
+            yield from ((end, other) for other in self.points if other.key == key and self.wanted(path, other))
 
-    def record_core(self, path, point, number):
-        """Keeps the figure that came with another."""
-        core = self.core_of(path, point)
-        if not core:
-            return
-        row = self.row(path, core)
-        if path.core_rate:
-            row.samples[(number, core.key)] = path.core_rate / 1e6
-        else:
-            row.error = "over before the device had been asked often enough"
+    def record_device(self, path, point, number):
+        """Keeps the figures that came with another."""
+        for end, other in self.of_device(path, point):
+            row = self.row(path, other)
+            if end in path.of_device:
+                row.samples[(number, other.key)] = path.of_device[end]
+            else:
+                row.error = "over before the device had been asked often enough"
 
     def failure(self, path, row, seconds):
         """Decides whether the path is worth another try."""

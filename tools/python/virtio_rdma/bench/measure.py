@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Runs one measurement: a program of the stock RDMA tools between two guests, or the machine's limit."""
 
+import dataclasses
 import json
 import math
 import os
@@ -61,8 +62,8 @@ class Pair:
     def __init__(self, path, server, client, link, hang_seconds, device=None):
         self.path = path
         self.daemon = device
-        # Messages by the second that the device worked, in the last measurement; None if that was too short.
-        self.core_rate = None
+        # What the device gives of the last measurement, by plan.OF_DEVICE; nothing if that was too short.
+        self.of_device: dict[str, float] = {}
         self.hang_seconds = hang_seconds
         self.server = server
         self.client = client
@@ -150,7 +151,7 @@ class Pair:
             argv += ["-q", str(point.qps)]
         with Observer(self.daemon if point.unit == plan.MPPS else None) as observer:
             columns = self.columns(argv, point.size)
-        self.core_rate = observer.rate()
+        self.of_device = observer.figures()
         if point.program.endswith("_lat"):
             value = columns[LAT_TYPICAL]
             # perftest prints half of a round trip, except for operations whose answer is a part of them.
@@ -396,13 +397,34 @@ def cmtime_rate(text):
     return 1e6 / int(match[1])
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What the device has counted until some time: messages, doorbells, and seconds of its workers: those in which they
+    worked, and those in which they had a processor."""
+
+    time: float
+    messages: int
+    bells: int
+    work: float
+    busy: float
+
+    COUNTERS = ("send_messages", "write_messages", "read_messages", "atomic_messages")
+
+    @classmethod
+    def of(cls, status):
+        """Returns what a status tells."""
+        counters = [guest["counters"] for guest in status["guests"]]
+        work, poll = (sum(worker[f"{what}_seconds"] for worker in status["workers"]) for what in ("work", "poll"))
+        return cls(time.monotonic(), sum(each[name] for each in counters for name in cls.COUNTERS),
+                   sum(each["doorbells"] for each in counters), work, work + poll)
+
+
 class Observer:
     """Looks at the device while a program runs: how many messages there were, and how long its workers worked for
     them. The time that others have of the processors, and the time in which a worker finds no work, is not in that."""
 
     # A status of 2,000 QPs takes 8 ms of the processors that are measured.
     PERIOD = 0.2
-    COUNTERS = ("send_messages", "write_messages", "read_messages", "atomic_messages")
 
     def __init__(self, daemon):
         self.daemon = daemon
@@ -422,18 +444,21 @@ class Observer:
 
     def watch(self):
         while not self.ended.wait(self.PERIOD):
-            status = self.daemon.status()
-            messages = sum(guest["counters"][name] for guest in status["guests"] for name in self.COUNTERS)
-            self.samples.append((messages, sum(worker["work_seconds"] for worker in status["workers"])))
+            self.samples.append(Sample.of(self.daemon.status()))
 
-    def rate(self):
-        """Returns messages a second of work, between the first sample under way and the last with progress. Before
-        that, connections are made."""
-        moved = [(one, two) for one, two in zip(self.samples, self.samples[1:]) if one[0] < two[0]]
+    def figures(self):
+        """Returns plan.OF_DEVICE between the first sample under way and the last with progress. Before that,
+        connections are made."""
+        moved = [(one, two) for one, two in zip(self.samples, self.samples[1:]) if one.messages < two.messages]
         if len(moved) < 3:
-            return None
-        (messages, work), (last_messages, last_work) = moved[1][0], moved[-1][0]
-        return (last_messages - messages) / (last_work - work) if last_work > work else None
+            return {}
+        first, last = moved[1][0], moved[-1][0]
+        messages = last.messages - first.messages
+        figures = {plan.WORKER: 100 * (last.busy - first.busy) / (last.time - first.time),
+                   plan.BELLS: (last.bells - first.bells) / messages}
+        if last.work > first.work:
+            figures[plan.CORE] = messages / (last.work - first.work) / 1e6
+        return figures
 
 
 def read_message(stream):

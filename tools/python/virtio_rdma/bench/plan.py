@@ -34,18 +34,22 @@ REGISTRATIONS = (4096, 1 << 20, 64 << 20)
 # Kinds whose programs name the other end by its address: only one driver at a time may have a device with it.
 BY_ADDRESS = ("cm", "nvme")
 
-# The end of the names of figures that are by the second that the device worked.
-CORE = "_core"
-
 MIBS, US, MS, MPPS, PER_SECOND, PERCENT, S_PER_GIB = "MiB/s", "us", "ms", "M/s", "1/s", "%", "s/GiB"
+PER_MESSAGE = "1/msg"
+
+# The ends of the names of figures that the device gives of a load: messages by the second that its workers worked,
+# which share of a processor they had, and doorbells for each message.
+CORE, WORKER, BELLS = "_core", "_worker", "_bells"
+OF_DEVICE = {CORE: MPPS, WORKER: PERCENT, BELLS: PER_MESSAGE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One line of the report.
 
-    tool: its name there. kind: who runs it ("perftest", "cpu", "objects", "cm", "nvme", "idle"; "core" comes with
-    another figure; "restart"). size: bytes of a message or a registration. arguments: beyond device, size and count.
+    tool: its name there. kind: who runs it ("perftest", "cpu", "objects", "cm", "nvme", "idle"; "device" comes
+    with another figure; "restart"). size: bytes of a message or a registration. arguments: beyond device, size and
+    count.
     limit: tool of the limit with the same unit, or "". tcp, udp: what the row of TCP and that of UDP is called, or
     "". loss: the share of the packets that the cable loses. goal: repeated until there is a median. longer: of the
     usual time. list: work requests a post.
@@ -84,7 +88,7 @@ class Point:
             return self.tool
         if path in ("tcp", "udp"):
             return getattr(self, path)
-        return "" if self.kind in ("idle", "core", "cpu") else self.tool
+        return "" if self.kind in ("idle", "device", "cpu") else self.tool
 
     @property
     def compared(self):
@@ -122,6 +126,13 @@ def latency():
                     goal=verb == "send", quick=("uml",) if verb == "send" else ())
 
 
+def of_device(tool, qps, goal, quick, vmms):
+    """Yields what the device gives of a load of small messages."""
+    for end, unit in OF_DEVICE.items():
+        yield Point(tool + end, RATE_SIZE, unit, qps, kind="device", goal=goal and end == CORE, quick=quick,
+                    vmms=vmms)
+
+
 def rates():
     for verb in ("write", "send"):
         for qps in RATE_QPS:
@@ -129,10 +140,8 @@ def rates():
             # A thousand connections over an emulated guest's TCP take longer than the measurement.
             yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, qps, program=f"ib_{verb}_bw", goal=goal, longer=4,
                         quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
-            # The same by the time that the workers of virtio-rdmad work, which share the processors with the
-            # programs.
-            yield Point(f"ib_{verb}_rate{CORE}", RATE_SIZE, MPPS, qps, kind="core", goal=goal,
-                        quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
+            yield from of_device(f"ib_{verb}_rate", qps, goal, ("uml",) if goal else (),
+                                 ("uml", "qemu") if qps < 1000 else ("uml",))
         # Many work requests a post: the device's rate when the program costs less.
         yield Point(f"ib_{verb}_rate_list", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", arguments=("-l", "16"), list=16)
 
@@ -162,7 +171,7 @@ def over_the_wire():
                     goal=True, vmms=(HOSTS,))
     for verb in ("write", "send"):
         yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", goal=True, longer=4, vmms=(HOSTS,))
-        yield Point(f"ib_{verb}_rate{CORE}", RATE_SIZE, MPPS, kind="core", goal=True, vmms=(HOSTS,))
+        yield from of_device(f"ib_{verb}_rate", 1, True, (), (HOSTS,))
 
 
 def over_the_cable():
