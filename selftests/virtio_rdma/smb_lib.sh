@@ -2,13 +2,12 @@
 #
 # Sourced after block_lib.sh: SMB Direct (MS-SMBD), the kernel's server (ksmbd) and
 # its client (cifs). The server's part outside of the kernel is ksmbd.mountd of
-# ksmbd-tools. ADDRESS is the server's. With SMB_USER, the client logs on as a user,
-# and without it as a guest. No message is signed: the ksmbd of Linux 7.2.12 finds the
-# signatures of the cifs of the same kernel wrong, over TCP as well.
+# ksmbd-tools. ADDRESS is the server's. SMB_SESSION is the client's session: "guest",
+# "user", or "signed", a user's whose messages are signed; those have all data in SENDs.
 
 . "$DIR/files_lib.sh"
 
-SMB_USER=${SMB_USER-}
+SMB_SESSION=${SMB_SESSION:-guest}
 KSMBD=/tmp/ksmbd
 
 missing()
@@ -19,25 +18,27 @@ missing()
 
 # The server.
 
-# configure: $PLACE/export is what clients see.
+# configure: $PLACE/export is what clients see. A user who is not known is no guest, unless
+# guests are wanted.
 configure()
 {
+	if [ "$SMB_SESSION" = guest ]; then guests="bad user" open=yes; else guests=never open=no; fi
 	mkdir -p "$KSMBD" &&
 	cat >"$KSMBD/ksmbd.conf" <<-END &&
 		[global]
 		bind interfaces only = no
-		map to guest = bad user
+		map to guest = $guests
 		server multi channel support = no
 		server signing = auto
 		smb3 encryption = disabled
 		[share]
 		path = $PLACE/export
-		guest ok = yes
+		guest ok = $open
 		read only = no
 		force user = root
 	END
 	: >"$KSMBD/ksmbdpwd.db" &&
-	{ [ -z "$SMB_USER" ] || ksmbd.adduser -C "$KSMBD/ksmbd.conf" -P "$KSMBD/ksmbdpwd.db" -a -p secret "$SMB_USER"; }
+	ksmbd.adduser -C "$KSMBD/ksmbd.conf" -P "$KSMBD/ksmbdpwd.db" -a -p secret anna
 }
 
 target_up()
@@ -60,14 +61,28 @@ target_down() { target_gone && modprobe -r ksmbd && rm -r "$KSMBD" && wait_for s
 
 # The client.
 
+# The library of mount(8) keeps the option "user" to itself.
 connect()
 {
-	if [ -n "$SMB_USER" ]; then session="sec=ntlmssp,user=$SMB_USER,pass=secret"; else session="sec=none,guest"; fi
+	case $SMB_SESSION in
+	guest) session="sec=none,guest" ;;
+	user) session="sec=ntlmssp,username=anna,password=secret" ;;
+	signed) session="sec=ntlmsspi,username=anna,password=secret" ;;
+	esac
 	mkdir -p "$PLACE/mnt" &&
-	mount -i -t cifs -o "rdma,vers=3.1.1,ip=$ADDRESS,unc=\\\\$ADDRESS\\share,$session,cache=none" "//$ADDRESS/share" \
-		"$PLACE/mnt" && over_rdma
+	mount -i -t cifs -o "rdma,vers=3.1.1,ip=$ADDRESS,unc=\\\\$ADDRESS\\share,$session,cache=none,hard" \
+		"//$ADDRESS/share" "$PLACE/mnt" && over_rdma && session_is_as_wanted
 }
 
 over_rdma() { grep -q 'RDMA: yes\|SMBDirect' /proc/fs/cifs/DebugData && has_connections; }
+
+session_is_as_wanted()
+{
+	said=$(grep 'Security type' /proc/fs/cifs/DebugData)
+	case $SMB_SESSION:$said in
+	signed:*signed*) ;;
+	signed:* | *:*signed*) echo "session $SMB_SESSION: $said"; return 1 ;;
+	esac
+}
 
 disconnect() { umount "$PLACE/mnt" && wait_for no_connections; }
