@@ -19,3 +19,6 @@ verify_files() { verify --directory="$PLACE/mnt"; }
 
 # load_files: runs verify_files again and again until $PLACE/stop is there.
 load_files() { load --directory="$PLACE/mnt"; }
+
+# large: writes a file of 1 GiB and reads it back.
+large() { "$DIR/large.py" "$PLACE/mnt/large" 1024; }

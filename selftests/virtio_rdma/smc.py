@@ -3,13 +3,14 @@
 """Streams of SMC-R version 2 (RFC 7609 and its successor of IBM): sockets of TCP whose
 bytes RDMA carries. One host sends them back to the other, which looks at what comes.
 
-Usage: smc.py ueid | smc.py serve ADDRESS | smc.py ask SERVER COUNT | smc.py load SERVER STOP
+Usage: smc.py ueid | smc.py serve ADDRESS | smc.py ask SERVER COUNT | smc.py once SERVER | smc.py load SERVER STOP
 
 "ueid" gives the host the name of the group that both must be in: without one, version 2 is not used, and the streams
-go by TCP. "ask" opens so many connections, two at a time, and fails if one of them went by TCP. "load" goes on until
-there is a file STOP, and says "running" every now and then.
+go by TCP. "ask" opens so many connections, two at a time, and fails if one of them went by TCP. "once" opens one, which
+may go by TCP. "load" uses one connection until there is a file STOP, and says "running" every now and then.
 """
 
+import contextlib
 import os
 import random
 import socket
@@ -110,8 +111,8 @@ def receive(sock, count):
 
 
 def send_back(sock):
-    """Sends what comes back to where it came from, until the end."""
-    with sock:
+    """Sends what comes back to where it came from, until the end, or until the connection breaks."""
+    with sock, contextlib.suppress(ConnectionError):
         while data := sock.recv(1 << 16):
             sock.sendall(data)
 
@@ -127,18 +128,29 @@ def serve(address):
             threading.Thread(target=send_back, args=sock.accept()[:1], daemon=True).start()
 
 
-def exchange(server, seed):
+def connect(server):
+    """Opens a connection."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_SMC)
+    sock.connect((server, PORT))
+    return sock
+
+
+def exchange(sock, seed):
     """Sends blocks of all sizes over a connection, and expects them back."""
     rng = random.Random(seed)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_SMC) as sock:
-        sock.connect((server, PORT))
-        for size in SIZES:
-            data = rng.randbytes(size)
-            sender = threading.Thread(target=sock.sendall, args=(data,))
-            sender.start()
-            if receive(sock, size) != data:
-                sys.exit(f"{size} bytes have come back otherwise")
-            sender.join()
+    for size in SIZES:
+        data = rng.randbytes(size)
+        sender = threading.Thread(target=sock.sendall, args=(data,))
+        sender.start()
+        if receive(sock, size) != data:
+            sys.exit(f"{size} bytes have come back otherwise")
+        sender.join()
+
+
+def once(server, seed):
+    """Opens a connection, and closes it when all blocks have come back."""
+    with connect(server) as sock:
+        exchange(sock, seed)
 
 
 def ask(server, count):
@@ -146,19 +158,20 @@ def ask(server, count):
     netlink = Netlink()
     before = netlink.carried()
     with futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda seed: exchange(server, seed), range(count)))
+        list(pool.map(lambda seed: once(server, seed), range(count)))
     print("devices: " + " ".join(sorted(netlink.devices() - {""})))
     if netlink.carried() - before != count:
         sys.exit(f"RDMA carried {netlink.carried() - before} of {count} connections")
 
 
 def load(server, stop):
-    """Opens connections one after the other."""
+    """Exchanges blocks over one connection."""
     seed = 0
-    while not os.path.exists(stop):
-        print("running", flush=True)
-        exchange(server, seed)
-        seed += 1
+    with connect(server) as sock:
+        while not os.path.exists(stop):
+            print("running", flush=True)
+            exchange(sock, seed)
+            seed += 1
 
 
 def main():
@@ -168,6 +181,8 @@ def main():
         serve(sys.argv[2])
     elif sys.argv[1] == "ask":
         ask(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[1] == "once":
+        once(sys.argv[2], 0)
     else:
         load(sys.argv[2], sys.argv[3])
 

@@ -10,9 +10,24 @@ up() { modprobe -a smc && "$DIR/smc.py" ueid; }
 
 serve() { exec "$DIR/smc.py" serve "$ADDRESS"; }
 
+# once: opens a connection. When a client has lost its link group, and the server has not
+# noticed, the client declines it, the connection goes by TCP, and the server makes another
+# group (smc_conn_create(), SMC_CLC_DECL_SYNCERR).
+once() { "$DIR/smc.py" once "$ADDRESS"; }
+
 ask() { "$DIR/smc.py" ask "$ADDRESS" "$1"; }
 
-# load_streams: opens connections until $PLACE/stop is there.
+# ask_large: opens a connection whose buffers have more pages than a registration takes. SMC
+# gets no MR for them, and the connection goes by TCP.
+ask_large()
+{
+	before=$(sysctl -n net.smc.rmem) &&
+	sysctl -q net.smc.rmem=4194304 && once
+	result=$?
+	sysctl -q "net.smc.rmem=$before" && return $result
+}
+
+# load_streams: uses a connection until $PLACE/stop is there.
 load_streams()
 {
 	mkdir -p "$PLACE" && rm -f "$PLACE/stop" &&

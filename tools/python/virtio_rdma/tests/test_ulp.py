@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The suite ulp: kernel consumers between two guests: NVMe over Fabrics, iSER, SRP, RNBD, NFS, SMB Direct, SMC-R and
-RDS."""
+"""The suite ulp: kernel consumers between two guests: NVMe over Fabrics, iSER, SRP, RNBD, NFS, SMB Direct, 9P,
+SMC-R and RDS."""
 
 import pytest
 
 from virtio_rdma.tests import networks
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.ulp import Ulp, is_known, load_driver
+from virtio_rdma.tests.ulp import SideBySide, Ulp, is_known, load_driver
 
 DATAGRAMS = {("uml", "plain"): 2000, ("qemu", "plain"): 200, ("qemu", "debug"): 100}
+# Memory of a guest that keeps a file of 1 GiB in half of it, in MiB.
+LARGE_MEMORY = 2560
 
 
 @pytest.fixture(scope="class")
@@ -33,17 +35,26 @@ class TestConsumers:
         ulp = Ulp(results, network.guests, "nfs", f"{title}: ")
         ulp.run(ulp.files, ulp.reconnects, ulp.ends)
 
-    @pytest.mark.parametrize("session", ["guest", "user"])
+    @pytest.mark.parametrize("session", ["guest", "user", "signed"])
     def test_smb(self, session, network, title, results):
-        """SMB Direct, by a guest's session and by a user's."""
+        """SMB Direct, by a guest's session, a user's, and one whose messages are signed."""
         ulp = Ulp(results, network.guests, "smb", f"{title}: {session}: ")
-        ulp.env["SMB_USER"] = "anna" if session == "user" else ""
+        ulp.env["SMB_SESSION"] = session
+        ulp.run(ulp.files, ulp.reconnects, ulp.serves_again, ulp.ends)
+
+    def test_9p(self, network, title, results):
+        ulp = Ulp(results, network.guests, "9p", f"{title}: ")
         ulp.run(ulp.files, ulp.reconnects, ulp.serves_again, ulp.ends)
 
     def test_smc(self, network, title, results):
         """SMC-R version 2: connections of TCP whose bytes RDMA carries, and not one of them TCP."""
         ulp = Ulp(results, network.guests, "smc", f"{title}: ")
         ulp.run(ulp.streams)
+
+    # A consumer that waits for the end of every connection when it is taken down is last.
+    @pytest.mark.parametrize("kinds", [("nvme", "smb"), ("iser", "nfs", "9p")], ids=" beside ".join)
+    def test_side_by_side(self, kinds, network, title, results):
+        SideBySide(results, network.guests, kinds, f"{title}: ").run()
 
     def test_rds(self, network, platform, title, results):
         """Reliable Datagram Sockets, there and back.
@@ -70,6 +81,17 @@ class TestConsumers:
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+@pytest.mark.network("large files", guests=2, known=is_known, others={1: {"memory": LARGE_MEMORY}})
+@pytest.mark.only(lambda where: where.platform.vmm == "uml")
+class TestLargeFiles:
+    """A file of 1 GiB, which the server keeps in its memory."""
+
+    @pytest.mark.parametrize("kind", ["nfs", "smb", "9p"])
+    def test_file(self, kind, network, title, results):
+        ulp = Ulp(results, network.guests, kind, f"{title}: ")
+        ulp.run(ulp.large, ulp.ends)
 
 
 @pytest.mark.network("a device that fails", guests=2, known=is_known,

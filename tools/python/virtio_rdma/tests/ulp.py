@@ -50,6 +50,10 @@ def load_driver(guest, *parameters):
     guest.check(f"rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko {' '.join(parameters)}")
 
 
+# The steps that load consumers other than disks until they are told to end.
+LOADS = {"nfs": "load_files", "smb": "load_files", "9p": "load_files", "rds": "load_datagrams", "smc": "load_streams"}
+
+
 class Stop(Exception):
     """Raised where a step failed without which those behind it say nothing."""
 
@@ -62,6 +66,7 @@ class Ulp:
         self.results = results
         self.kind = kind
         self.name = prefix + kind
+        self.load = LOADS.get(kind, "load_fs")
         self.target, self.host = guests
         self.env = {"ADDRESS": self.target.address, "CLIENT": self.host.address}
 
@@ -78,6 +83,14 @@ class Ulp:
         """Runs a step in a guest, and returns its status and output."""
         job = self.start(guest, *words)
         return job.wait(HANG_SECONDS), job.text
+
+    def missing(self):
+        """Returns what the guests need and do not have, or ""."""
+        for guest in (self.target, self.host):
+            status, text = self.step(guest, "missing")
+            if status or text.strip():
+                return text.strip().replace("\n", ", ")
+        return ""
 
     def do(self, guest, *words, name=None):
         """Runs a step that must succeed, or what follows makes no sense."""
@@ -103,11 +116,10 @@ class Ulp:
     def run(self, *parts):
         """Runs the parts of a consumer's test. After a failure the rest is left out, and what is left behind is not
         looked at. A consumer that the guests do not have is skipped."""
-        for guest in (self.target, self.host):
-            status, text = self.step(guest, "missing")
-            if status or text.strip():
-                self.results.result(self.name, skip=text.strip().replace("\n", ", "))
-                return
+        missing = self.missing()
+        if missing:
+            self.results.result(self.name, skip=missing)
+            return
         try:
             for part in parts:
                 part()
@@ -140,6 +152,14 @@ class Ulp:
         self.do(self.host, "verify_files", name="fio_verify")
         self.do(self.host, "disconnect")
 
+    def large(self):
+        """A file of a remote file system that is larger than the memory of the host has room for."""
+        self.do(self.target, "target_up")
+        self.do(self.host, "store_up", name="place")
+        self.do(self.host, "connect")
+        self.do(self.host, "large", name="1_GiB_there_and_back")
+        self.do(self.host, "disconnect")
+
     def serves_again(self):
         """The target goes and comes back while no host is connected, and has the same bytes."""
         self.do(self.target, "target_gone")
@@ -157,6 +177,7 @@ class Ulp:
         status, text = self.step(self.host, "ask", str(STREAMS))
         if not self.result("streams", status == 0 and f"devices: {self.host.link[0]}" in text.splitlines()):
             self.results.note(text + server.text)
+        self.do(self.host, "ask_large", name="buffers_that_no_registration_takes")
         server.kill(signal.SIGTERM)
         server.wait(HANG_SECONDS)
         for guest in (self.target, self.host):
@@ -254,3 +275,49 @@ class Ulp:
         """Target and host are taken down."""
         self.do(self.target, "target_down")
         self.do(self.host, "store_down", name="place_gone")
+
+
+class SideBySide:
+    """Consumers that share the RDMA devices of two guests, each with a load at the same time. One whose end waits until
+    there is no connection at all is last."""
+
+    def __init__(self, results, guests, kinds, prefix=""):
+        self.results = results
+        self.name = f"{prefix}{' beside '.join(kinds)}"
+        self.ulps = [Ulp(results, guests, kind, f"{self.name}: ") for kind in kinds]
+        for ulp in self.ulps:
+            ulp.env["PLACE"] = f"/tmp/{ulp.kind}"
+
+    def run(self):
+        """Runs the steps of all. The first failure ends them."""
+        missing = ", ".join(filter(None, (ulp.missing() for ulp in self.ulps)))
+        if missing:
+            self.results.result(self.name, skip=missing)
+        else:
+            self.ulps[-1].run(self.begin, self.loads, self.end)
+
+    def begin(self):
+        """Every consumer has its files."""
+        for ulp in self.ulps:
+            ulp.do(ulp.target, "target_up")
+            ulp.do(ulp.host, "store_up", name="place")
+            ulp.do(ulp.host, "connect")
+            ulp.do(ulp.host, "write_tree", name="files_written")
+
+    def loads(self):
+        """All loads go on while each of the others runs, and no byte is lost."""
+        jobs = [(ulp, ulp.loaded(ulp.load)) for ulp in self.ulps]
+        for ulp, job in jobs:
+            ulp.result("goes_on", job.shows("running", HANG_SECONDS, job.text.count("running") + 2))
+        for ulp, job in jobs:
+            ulp.do(ulp.host, "touch", f"{ulp.env['PLACE']}/stop", name="load_told_to_end")
+            if not ulp.result("load_unharmed", job.wait(HANG_SECONDS) == 0):
+                ulp.results.note(job.text)
+            ulp.do(ulp.host, "read_tree", name="files_read")
+
+    def end(self):
+        """Every consumer is taken down."""
+        for ulp in self.ulps:
+            ulp.do(ulp.host, "disconnect")
+        for ulp in self.ulps:
+            ulp.ends()
