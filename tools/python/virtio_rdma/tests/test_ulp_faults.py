@@ -5,6 +5,7 @@ What a consumer has synced before a fault is there after it, and nothing hangs.
 """
 
 import os
+import signal
 import time
 
 import pytest
@@ -17,11 +18,14 @@ from virtio_rdma.tests.ulp import Ulp, is_known, load_driver
 
 # How often a fault comes under one load.
 ROUNDS = {("uml", "plain"): 5, ("qemu", "plain"): 3, ("qemu", "debug"): 2}
-# The consumers that go on by themselves when the RDMA device of their host has gone and come back. NVMe over Fabrics
-# deletes its controllers if the device goes while they are connected, and SRP its disks, whatever they are.
-GO_ON = {"goes": ("iser", "nfs", "rds"), "fails": ("nvme", "iser", "nfs", "rds")}
+# The consumers that go on by themselves after a fault. NVMe over Fabrics deletes its controllers if the device goes while
+# they are connected, and SRP its disks, whatever they are. 9P and SMC-R never connect again.
+RECONNECT = ("nvme", "iser", "srp", "nfs", "smb", "rds")
+GO_ON = {"link": RECONNECT, "target": RECONNECT, "goes": ("iser", "nfs", "smb", "rds"),
+         "fails": ("nvme", "iser", "nfs", "smb", "rds")}
 # The consumers whose target listens at one address, and has to be told to listen again when its RDMA device has gone.
-LISTEN_ONCE = ("nvme", "iser", "srp")
+LISTEN_ONCE = ("nvme", "iser", "srp", "9p")
+FILE_SYSTEMS = ("nfs", "smb", "9p")
 # What has the RDMA device of a guest go, and has it come back (fault.sh).
 GOES = {"uml": {"driver unloaded": ("unload_driver", "load_driver"),
                 "device unbound": ("unbind_device", "bind_device")},
@@ -50,7 +54,6 @@ class Faulty(Ulp):
         options = self.host.options
         self.rounds = faults(ROUNDS[options.vmm, options.kernel])
         self.goes = GOES[options.vmm]
-        self.load = {"nfs": "load_files", "rds": "load_datagrams"}.get(kind, "load_fs")
 
     def suffers(self):
         """Returns what happens, one after the other."""
@@ -90,6 +93,13 @@ class Faulty(Ulp):
         """The files are as they were written."""
         self.do(self.host, "read_tree", name=f"{name}: files_read")
 
+    def meets(self, what, name, fault, rounds=1):
+        """A fault comes, after which the consumer goes on, or does not."""
+        if self.kind in GO_ON[what]:
+            self.survives(name, fault, rounds)
+        else:
+            self.breaks(name, fault)
+
     def breaks(self, name, fault):
         """A fault ends the host's connection under load: the load fails and does not hang, and what was synced before
         is there when the host is connected again."""
@@ -117,10 +127,7 @@ class Faulty(Ulp):
     def is_killed(self):
         """The device's process is killed. The consumer connects again by itself; the target, whose device went as well,
         is made to listen again."""
-        if self.kind in GO_ON["fails"]:
-            self.survives("kill", self.kill, self.rounds)
-        else:
-            self.breaks("kill", self.kill)
+        self.meets("fails", "kill", self.kill, self.rounds)
 
     def kill(self):
         """Kills the device's process, and has the target listen again."""
@@ -147,7 +154,7 @@ class Faulty(Ulp):
     def link_is_down(self):
         """The link of the host is down for a while."""
         words = ("break_link", str(DOWN_SECONDS))
-        self.survives("link", lambda: self.fault(self.host, *words, name="link: down and up"), 1)
+        self.meets("link", "link", lambda: self.fault(self.host, *words, name="link: down and up"))
 
     def target_loses_device(self):
         """The target's device goes and comes back, in each way that there is."""
@@ -158,7 +165,7 @@ class Faulty(Ulp):
                 self.fault(self.target, gone, name=f"{name}: device_goes")
                 self.fault(self.target, back, *self.parameters, name=f"{name}: device_comes_back")
                 self.listens(name)
-            self.survives(name, fault, 1)
+            self.meets("target", name, fault)
 
     def host_loses_device(self):
         """The host's device goes and comes back, in each way that there is."""
@@ -168,10 +175,7 @@ class Faulty(Ulp):
             def fault(name=name, gone=gone, back=back):
                 self.fault(self.host, gone, name=f"{name}: device_goes")
                 self.fault(self.host, back, *self.parameters, name=f"{name}: device_comes_back")
-            if self.kind in GO_ON["goes"]:
-                self.survives(name, fault, 1)
-            else:
-                self.breaks(name, fault)
+            self.meets("goes", name, fault)
 
     def host_dies(self):
         """The host is killed under load, and starts again: the target takes it, and what was synced before is there."""
@@ -186,7 +190,7 @@ class Faulty(Ulp):
 
     def finishes(self):
         """Everything is taken down."""
-        if self.kind != "nfs":
+        if self.kind not in FILE_SYSTEMS:
             self.do(self.host, "check_fs", name="ext4_consistent")
         self.do(self.host, "disconnect")
         self.do(self.target, "target_down")
@@ -204,6 +208,58 @@ class FaultyRds(Faulty):
 
     def reads(self, name):
         """There are no files."""
+
+
+class Faulty9p(Faulty):
+    """A mount does not outlive its connection, and Linux 7.2 has requests wait for ever that were under way then
+    (recv_done() of net/9p/trans_rdma.c): the administrator kills who waits, and unmounts. The device of the host stays
+    until then, so that it cannot be taken away before."""
+
+    def suffers(self):
+        return (self.is_upgraded, self.link_is_down, self.target_loses_device, self.is_killed)
+
+    def breaks(self, name, fault):
+        job = self.loaded(self.load)
+        fault()
+        self.do(self.host, "lets_go", name=f"{name}: lets_go")
+        self.result(f"{name}: load_fails", job.wait(HANG_SECONDS) != 0)
+        self.connects_again(name)
+        self.reads(name)
+
+    def is_killed(self):
+        """The driver takes the device into service again when the administrator has unmounted."""
+        job = self.loaded(self.load)
+        admin = self.start(self.host, "lets_go_of_failed", self.host.run("dmesg | grep -c 'has failed'")[1].strip())
+        self.kill()
+        self.result("kill: lets_go", admin.wait(HANG_SECONDS) == 0)
+        self.result("kill: load_fails", job.wait(HANG_SECONDS) != 0)
+        self.connects_again("kill")
+        self.reads("kill")
+
+
+class FaultySmc(Faulty):
+    """Streams, each of which breaks when its RDMA device or the link goes. The next ones go by RDMA again, but for the
+    first one, if it tells the server that the host has lost what the server still has."""
+
+    server = None
+
+    def begins(self):
+        for guest in (self.target, self.host):
+            self.do(guest, "up", name=f"group_of_guest_{guest.number}")
+        self.server = self.start(self.target, "serve")
+        self.server.shows("listening", HANG_SECONDS)
+
+    def connects_again(self, name):
+        self.do(self.host, "once", name=f"{name}: connects_again")
+
+    def reads(self, name):
+        self.do(self.host, "ask", "4", name=f"{name}: streams")
+
+    def finishes(self):
+        self.server.kill(signal.SIGTERM)
+        self.server.wait(HANG_SECONDS)
+        for guest in (self.target, self.host):
+            self.do(guest, "down", name=f"ends_in_guest_{guest.number}")
 
 
 class FaultySrp(Faulty):
@@ -297,9 +353,9 @@ def title_of(platform, request):
 class TestFaults:
     """Each consumer, and each fault."""
 
-    @pytest.mark.parametrize("kind", ["nvme", "iser", "srp", "nfs"])
+    @pytest.mark.parametrize("kind", ["nvme", "iser", "srp", "nfs", "smb", "9p"])
     def test_consumer(self, kind, network, title, results):
-        ulp = (FaultySrp if kind == "srp" else Faulty)(results, network, kind, f"{title}: ")
+        ulp = {"srp": FaultySrp, "9p": Faulty9p}.get(kind, Faulty)(results, network, kind, f"{title}: ")
         ulp.run(ulp.begins, *ulp.suffers(), ulp.host_dies, ulp.finishes)
 
     @pytest.mark.only(lambda where: where.platform.vmm == "uml")
@@ -312,6 +368,10 @@ class TestFaults:
             ulp.do(ulp.target, "has_srqs")
         ulp.run(ulp.begins, ulp.host_dies, shares, ulp.finishes)
         ulp.do(ulp.target, "load_target")
+
+    def test_smc(self, network, title, results):
+        ulp = FaultySmc(results, network, "smc", f"{title}: ")
+        ulp.run(ulp.begins, *ulp.suffers(), ulp.finishes)
 
     def test_rds(self, network, title, results):
         ulp = FaultyRds(results, network, "rds", f"{title}: ")
