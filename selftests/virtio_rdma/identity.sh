@@ -26,8 +26,34 @@ node_description()
 	[ "$(cat "$IB/node_guid")" = "$before" ] && echo "$said" >"$IB/node_desc" && usable
 }
 
+# has_file CLASS PREFIX: whether a character device of the class is for the RDMA device.
+has_file()
+{
+	for path in "/sys/class/$1/$2"*; do
+		[ "$(cat "$path/ibdev" 2>/dev/null)" = "$DEVICE" ] && [ -c "/dev/infiniband/${path##*/}" ] && return
+	done
+	ktap_print_msg "$DEVICE has no file $2 of class $1"
+	return 1
+}
+
+# What Kubernetes' shared device plug-in asks for (containers.md): a PCI function of the class of network controllers, chosen by its
+# numbers, with a driver; files of verbs, of MADs and of the RDMA CM; and namespaces in shared mode.
+kubernetes_asks_for()
+{
+	modprobe -a ib_umad rdma_ucm &&
+	[ "$(cat "$FUNCTION/vendor" "$FUNCTION/device" | paste -sd' ')" = "0x1af4 0x106a" ] &&
+	grep -q '^0x02' "$FUNCTION/class" && [ "$(basename "$(readlink "$FUNCTION/driver")")" = virtio-pci ] &&
+	has_file infiniband_verbs uverbs && has_file infiniband_mad umad && [ -c /dev/infiniband/rdma_cm ] &&
+	rdma system show | grep -q 'netns shared'
+}
+
 ktap_print_header
-ktap_set_plan 2
+ktap_set_plan 3
 ktap_test_result "firmware_version" firmware_version
 ktap_test_result "node_description" node_description
+if FUNCTION=$(pci_function); then
+	ktap_test_result "kubernetes_asks_for" kubernetes_asks_for
+else
+	ktap_test_skip "kubernetes_asks_for # no PCI function"
+fi
 ktap_finished
