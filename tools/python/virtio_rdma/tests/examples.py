@@ -44,10 +44,10 @@ class Example:
         return failure or run(second, AFTERWARDS.get(self.title, ":"))
 
 
-def blocks():
-    """Returns the lines of each section by its title."""
-    with open(PAGE, encoding="utf-8") as file:
-        sections = re.split(r"^## ", file.read(), flags=re.MULTILINE)
+def blocks(page=PAGE):
+    """Returns the lines of each section of a page by its title."""
+    with open(page, encoding="utf-8") as file:
+        sections = re.split(r"^###? ", file.read(), flags=re.MULTILINE)
     return {section.partition("\n")[0]:
             "\n".join(line[4:] for line in section.split("\n") if line.startswith("    ")) for section in sections}
 

@@ -3,7 +3,8 @@
 containers.md says; and a Python wheel that brings a libibverbs of its own, in an image without one and in one that has
 both.
 
-The share has a file "images", which names each root and its directory on this machine.
+The share has a file "images", which names each root and its directory on this machine, and in "provider" what the
+provider's package installs.
 """
 
 import dataclasses
@@ -55,10 +56,14 @@ def unpack(guest, name, path):
     guest.check("set -e" + UNPACK.format(name=name, path=path), f"the root {name}", HANG_SECONDS)
 
 
+def install_provider(guest):
+    """Gives a guest the files of the provider's package."""
+    guest.check("cp -a --no-preserve=ownership /mnt/provider/. /")
+
+
 def give_provider(guest, name):
     """Mounts the provider into a root, file by file."""
-    wheels = DIRECTORIES[1]
-    guest.check(f"mkdir -p {wheels} && cp {DIRECTORIES[0]}/libvirtio_rdma-rdmav*.so {wheels}/")
+    install_provider(guest)
     files = guest.check(f"ls {PROVIDER}").split()
     guest.check("set -e" + MOUNT_PROVIDER.format(name=name, files=" ".join(files)), f"the provider in {name}")
 
