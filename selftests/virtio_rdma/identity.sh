@@ -36,8 +36,9 @@ has_file()
 	return 1
 }
 
-# What Kubernetes' shared device plug-in asks for (containers.md): a PCI function of the class of network controllers, chosen by its
-# numbers, with a driver; files of verbs, of MADs and of the RDMA CM; and namespaces in shared mode.
+# What else Kubernetes' shared device plug-in asks for (containers.md): a PCI function of the class of network
+# controllers, chosen by its numbers, with a driver; files of verbs, of MADs and of the RDMA CM; and namespaces in shared
+# mode.
 kubernetes_asks_for()
 {
 	modprobe -a ib_umad rdma_ucm &&

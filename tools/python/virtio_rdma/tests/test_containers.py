@@ -18,6 +18,9 @@ from virtio_rdma.tests.tools import TCP, Case
 
 # The roots that have the tools, and the major release of their rdma-core.
 DISTRIBUTIONS = {"bookworm": 44, "forky": 65}
+# Where rping may not end: one thread of it destroys the id whose event poll() has told another one of, which then waits
+# for that event (cm_thread() of rdma-core 65).
+RPING_HANGS = ("forky",)
 NIXL_PORT = 18800
 # The bound on a program that hangs. On an idle machine no program takes a twentieth of it.
 SECONDS = 240
@@ -78,7 +81,8 @@ def cases(name):
     """Yields what runs in a root, on both sides or on one of them; the other side is Debian 13's."""
     both = [*tools.pingpongs(), *tools.connection_managers("IPv4")]
     # cmtime has other options in each release.
-    for case in (case for case in both if case.kind != "cmtime"):
+    left_out = ("cmtime", "rping") if name in RPING_HANGS else ("cmtime",)
+    for case in (case for case in both if case.kind not in left_out):
         yield f"both sides: {case}", inside(name, case)
     for case in tools.pingpongs():
         yield f"server: {case}", inside(name, case, client=False)

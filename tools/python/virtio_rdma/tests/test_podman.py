@@ -13,7 +13,7 @@ import pytest
 
 from virtio_rdma.common import TOP, Failure
 from virtio_rdma.tests import examples, tools
-from virtio_rdma.tests.test_containers import SECONDS, install_provider, roots
+from virtio_rdma.tests.test_containers import RPING_HANGS, SECONDS, install_provider, roots
 from virtio_rdma.tests.tools import CM, TCP, Case
 
 PAGE = os.path.join(TOP, "Documentation", "containers.md")
@@ -64,13 +64,18 @@ def prepare(network, share):
                         f"mount -t hostfs -o ro,hostfs={roots(share)[name]} hostfs /run/images/{name}")
 
 
-def programs(first, second):
-    """Yields what runs in two containers. first and second: the lines that run ibv_devinfo in them."""
+def programs(first, second, manager="rping"):
+    """Yields what runs in two containers. first and second: the lines that run ibv_devinfo in them. manager: the
+    program of the RDMA CM."""
     def both(tool):
         return first.replace(DEVINFO, tool), second.replace(DEVINFO, tool)
 
-    server, client = both("rping {} -V -C 50 -S 4096 -a {{a1}}")
-    yield Case("rping", server.format("-s"), CM, client.format("-c"))
+    if manager == "rping":
+        server, client = both("rping {} -V -C 50 -S 4096 -a {{a1}}")
+        yield Case(manager, server.format("-s"), CM, client.format("-c"))
+    else:
+        server, client = both("ucmatose {} {{a1}} -c 5 -C 20 -S 4096")
+        yield Case(manager, server.format("-b"), CM, client.format("-s"), "test complete")
     server, client = both("ibv_rc_pingpong -c -n 500")
     yield Case("ibv_rc_pingpong", server + " -d {d1} -g {g1}", ANY_TCP.format(18515),
                client + " -d {d2} -g {g2} {a1}", "bytes in")
@@ -104,7 +109,8 @@ class TestPodman:
         for guest, text in zip(network.guests, in_each(network, [line] * 2, label)):
             seen = guest.link[0] in text and "PORT_ACTIVE" in text
             results.result(f"{label}: guest {guest.number}: ibv_devinfo", seen) or results.note(text)
-        for case in programs(line, line):
+        manager = "ucmatose" if name in RPING_HANGS else "rping"
+        for case in programs(line, line, manager):
             tools.report(results, case, network.guests, tools.names_of(*network.guests), SECONDS, f"{label}: ")
 
     def test_locked_memory(self, network, results):
