@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite programs: what people run over RDMA, as the distribution has it, between two guests and within one: UCX,
-Open MPI over UCX, libfabric, rsockets and qperf; and kernel consumers as applications.md shows them.
+Open MPI over UCX, libfabric, rsockets, qperf and fio; and kernel consumers as applications.md shows them.
 
 Each program runs over virtio-rdma, and then over rxe in guests of the same kind. A result says what rxe did: a fact,
 and no result of its own. A program that fails on both for the reason that its case names is a skip. rxe is slow, and
@@ -123,7 +123,15 @@ def mpi():
                "time for", alone=True)
 
 
-CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi()) if ONLY.search(str(case))]
+def fio():
+    """Yields the engine of fio that Debian builds; fio_data.py looks at the data."""
+    for verb, receives in (("write", "server"), ("read", "client"), ("send", "server")):
+        tool = f"python3 /mnt/fio_data.py {{}} {verb}"
+        yield Case(f"fio {verb}", tool.format("server"), CM, tool.format("client") + " {a1}",
+                   f"{verb}: 16 blocks" * (receives == "client"))
+
+
+CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio()) if ONLY.search(str(case))]
 
 
 def prepare(network):
