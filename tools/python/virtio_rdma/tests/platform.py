@@ -36,6 +36,12 @@ class Platform:
         """The release of the kernel, as uname -r says it in a guest."""
         return os.path.basename(glob.glob(os.path.join(self.kernel_dir, "install/lib/modules/*"))[0])
 
+    @property
+    def directories(self):
+        """Directories of this machine that guests mount, by name: the share's file "directories" has them."""
+        with open(os.path.join(self.share, "directories"), encoding="utf-8") as file:
+            return dict(line.split() for line in file)
+
     def options(self, **changes):
         """Returns the options of guests with virtio-rdma. A debug kernel needs more memory."""
         return guests.Options(**{

@@ -3,12 +3,10 @@
 containers.md says; and a Python wheel that brings a libibverbs of its own, in an image without one and in one that has
 both.
 
-The share has a file "images", which names each root and its directory on this machine, and in "provider" what the
-provider's package installs.
+Platform.directories names each root, and the share has in "provider" what the provider's package installs.
 """
 
 import dataclasses
-import os
 
 import pytest
 
@@ -46,12 +44,6 @@ done
 """
 PROVIDER = " ".join(("/etc/libibverbs.d/virtio_rdma.driver", *(f"{directory}/libvirtio_rdma-rdmav*.so"
                                                              for directory in DIRECTORIES)))
-
-
-def roots(share):
-    """Returns the directories of the roots, by name."""
-    with open(os.path.join(share, "images"), encoding="utf-8") as file:
-        return dict(line.split() for line in file)
 
 
 def unpack(guest, name, path):
@@ -103,7 +95,7 @@ class TestDistribution:
     @pytest.fixture(scope="class")
     def image(self, network, platform, name):
         for guest in network.guests:
-            unpack(guest, name, roots(platform.share)[name])
+            unpack(guest, name, platform.directories[name])
             give_provider(guest, name)
         return name
 
@@ -133,10 +125,10 @@ class TestWheel:
     @pytest.fixture(scope="class")
     def slim(self, network, platform):
         for guest in network.guests:
-            unpack(guest, "slim", roots(platform.share)["slim"])
+            unpack(guest, "slim", platform.directories["slim"])
             give_provider(guest, "slim")
             guest.check("mkdir -p /srv/slim/opt/wheels /srv/slim/mnt && mount --bind /mnt /srv/slim/mnt && "
-                        f"mount -t hostfs -o ro,hostfs={roots(platform.share)['wheels']} hostfs /srv/slim/opt/wheels")
+                        f"mount -t hostfs -o ro,hostfs={platform.directories['wheels']} hostfs /srv/slim/opt/wheels")
 
     @staticmethod
     def case(name, copies, environment=""):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite programs: what people run over RDMA, as the distribution has it, between two guests and within one: UCX,
-Open MPI over UCX, libfabric, rsockets, qperf and fio; and kernel consumers as applications.md shows them.
+Open MPI over UCX, libfabric, rsockets, qperf and fio; as a Python wheel has it: Mooncake; and kernel
+consumers as applications.md shows them.
 
 Each program runs over virtio-rdma, and then over rxe in guests of the same kind. A result says what rxe did: a fact,
 and no result of its own. A program that fails on both for the reason that its case names is a skip. rxe is slow, and
@@ -26,6 +27,8 @@ from virtio_rdma.tests.tools import CM, TCP, Case, Outcome
 # time fails nothing, and the suite is to end.
 SECONDS = {"virtio": 240, "rxe": 15}
 RXE_SECONDS = 150
+# MiB of each guest.
+MEMORY = 2048
 ONLY = re.compile(os.environ.get("ONLY", ""))
 
 # Shows who uses the device, what each of its threads is at, and the QPs.
@@ -131,11 +134,34 @@ def fio():
                    f"{verb}: 16 blocks" * (receives == "client"))
 
 
-CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio()) if ONLY.search(str(case))]
+def mooncake():
+    """Yields the transfer engine of Mooncake. Its search for devices needs the processors' nodes in sysfs, which
+    user-mode Linux does not have, and where it finds none, Mooncake uses TCP: a file names the device instead."""
+    topology = "echo '{{{{\"cpu:0\": [[\"{0}\"], []]}}}}' >/tmp/topology"
+    tool = topology + " && MC_FORCE_HCA=1 MC_CUSTOM_TOPO_JSON=/tmp/topology /opt/mooncake/bin/python3 -B " \
+        "/mnt/mooncake_data.py {1} {0} 18801"
+    yield Case("Mooncake in Python", tool.format("{d1}", "target") + " {a1}", TCP.format(18801),
+               tool.format("{d2}", "initiator") + " {a2} {a1}", "initiator: all bytes are right")
+    common = "/opt/mooncake/bin/transfer_engine_bench --metadata_server=P2PHANDSHAKE --device_name={} " \
+             "--protocol=rdma --buffer_size=67108864 --threads=2"
+    tests = ("read", "MC_GID_INDEX=1"), ("write", "MC_GID_INDEX=1"), ("read", "MC_NUM_QP_PER_EP=8")
+    for port, (operation, environment) in enumerate(tests, 15428):
+        yield Case(f"transfer_engine_bench {operation}, {environment}",
+                   f"MC_MIN_RPC_PORT={port} MC_MAX_RPC_PORT={port} {environment} {common.format('{d1}')} --mode=target "
+                   "--local_server_name={a1}", TCP.format(port),
+                   f"{environment} {common.format('{d2}')} --mode=initiator --local_server_name={{a2}} "
+                   f"--segment_id={{a1}}:{port} --operation={operation} --duration=2", "Test completed", stays=True)
 
 
-def prepare(network):
-    """Gives the guests what mpirun wants: a login from guest to guest."""
+CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio(), *mooncake()) if
+                           ONLY.search(str(case))]
+
+
+def prepare(network, directories):
+    """Gives the guests the virtual environments, and what mpirun wants: a login from guest to guest."""
+    for guest in network.guests:
+        for name, path in directories.items():
+            guest.check(f"mkdir -p /opt/{name} && mount -t hostfs -o ro,hostfs={path} hostfs /opt/{name}", name)
     first, *others = network.guests
     key = first.check("mkdir -p ~/.ssh && ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519 && "
                       "cat ~/.ssh/id_ed25519.pub").strip()
@@ -166,14 +192,14 @@ def ours(request, results):
     """The outcomes of all cases over virtio-rdma, by their names."""
     (platform,) = request.config.option.platform
     outcomes = {}
-    with networks.judged(results, "two guests", guests.Network(platform.options(guests=2))) as network:
+    with networks.judged(results, "two guests", guests.Network(platform.options(guests=2, memory=MEMORY))) as network:
         def who_waits():
             for guest in network.guests:
                 job = guest.start(WHO_WAITS)
                 job.done.wait(HANG_SECONDS)
                 results.note(f"guest {guest.number}:\n{job.text}")
 
-        prepare(network)
+        prepare(network, platform.directories)
         for case in CASES:
             start = time.monotonic()
             outcome = outcomes[str(case)] = run(case, network, "virtio", who_waits)
@@ -187,14 +213,14 @@ def ours(request, results):
 def theirs(request, results, ours):
     """The outcomes over rxe of those cases for which there is time, by their names."""
     (platform,) = request.config.option.platform
-    network = guests.Network(platform.options(guests=2, rdma="rxe"))
+    network = guests.Network(platform.options(guests=2, memory=MEMORY, rdma="rxe"))
     kinds = {case.kind: case for case in reversed(CASES)}
     order = sorted(CASES, key=lambda case: (not ours[str(case)].failure, case is not kinds[case.kind]))
     deadline = time.monotonic() + RXE_SECONDS
     outcomes = {}
     try:
         network.boot()
-        prepare(network)
+        prepare(network, platform.directories)
         for case in order:
             if ours[str(case)].failure or time.monotonic() < deadline:
                 outcomes[str(case)] = run(case, network, "rxe")
