@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite programs: what people run over RDMA, as the distribution has it, between two guests and within one: UCX,
-Open MPI over UCX, libfabric, rsockets, qperf and fio; as a Python wheel has it: Mooncake; and kernel
-consumers as applications.md shows them.
+Open MPI over UCX, libfabric, rsockets, qperf and fio; as Python wheels have it: Mooncake, MPICH and Open MPI; and
+kernel consumers as applications.md shows them.
 
 Each program runs over virtio-rdma, and then over rxe in guests of the same kind. A result says what rxe did: a fact,
 and no result of its own. A program that fails on both for the reason that its case names is a skip. rxe is slow, and
@@ -153,8 +153,23 @@ def mooncake():
                    f"--segment_id={{a1}}:{port} --operation={operation} --duration=2", "Test completed", stays=True)
 
 
-CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio(), *mooncake()) if
-                           ONLY.search(str(case))]
+def wheels_of_mpi():
+    """Yields MPICH and Open MPI from Python wheels, over the UCX in them."""
+    environment = "UCX_TLS={} UCX_NET_DEVICES={{d1}}:1"
+    mpich = "/opt/mpich/bin/mpiexec -launcher ssh -hosts {a1},{a2} -genv MPIR_CVAR_CH4_NETMOD ucx -n 2"
+    open_mpi = "/opt/openmpi/bin/mpirun --prefix /opt/openmpi --allow-run-as-root --map-by node:OVERSUBSCRIBE " \
+               f"--bind-to none --mca plm_ssh_args '{SSH}' --host {{a1}}:1,{{a2}}:1 --mca pml ucx --mca osc ucx " \
+               "--mca pml_ucx_devices any --mca pml_ucx_tls any -x UCX_TLS -x UCX_NET_DEVICES -n 2"
+    for name, program in (("mpich", mpich), ("openmpi", open_mpi)):
+        for transport, part in (("rc", "point-to-point"), ("rc", "one-sided"), ("rc", "collectives"),
+                                ("ud", "point-to-point")):
+            yield Case(f"wheel-{name} {part}, {transport}", "", "",
+                       f"{environment.format(transport + ',self')} {program} /opt/{name}/bin/python3 -B "
+                       f"/mnt/mpi_data.py {part}", "ranks agree", alone=True)
+
+
+CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio(), *mooncake(), *wheels_of_mpi())
+                           if ONLY.search(str(case))]
 
 
 def prepare(network, directories):
