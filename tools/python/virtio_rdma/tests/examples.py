@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The lines of Documentation/applications.md about disks and files, run word by word in two guests.
+"""The commands of Documentation/applications.md, run word by word in two guests.
 
-In a block that says "# guest 1" and "# guest 2", what follows each is of that guest. Each block leaves a file system
-mounted at /media of guest 2, where files are written and read back past every cache of that guest.
+In a block, the lines "# both guests", "# guest 1" and "# guest 2" say where the lines behind them are typed. A block
+whose guest 2 mounts something at /media leaves a file system there, where files are written and read back past every
+cache of that guest. In the other blocks, what guest 1 runs last serves guest 2: guest 2 begins when guest 1 has one
+more listener, or when its lines are done and the kernel serves, and both must end with status 0. The lines of one guest
+alone must do that too. The programs of tools/test/programs are in the directory where the lines are typed.
 """
 
 import dataclasses
 import os
 import re
+import signal
 
 from virtio_rdma.common import TOP
 
@@ -28,9 +32,17 @@ FS_DEFAULTS = r"sed -i 's/^\[defaults\]/&\n\tlazy_itable_init = 0\n\tdiscard = 0
 AFTERWARDS = {"iSER": "iscsiadm -m node -u"}
 
 
+# The environment of all lines: what root of user-mode Linux needs for mpirun and ssh.
+COMMON_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Prints who waits for connections.
+LISTENERS = "{ grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6; rdma resource show cm_id | grep 'state LISTEN'; } | wc -l"
+# Sections whose server serves until it is told to end.
+STAYS = ("Mooncake",)
+
+
 @dataclasses.dataclass
 class Example:
-    """A block of the page: its title, and the lines of guest 1 and of guest 2."""
+    """A block of the page: its title, and the lines of guest 1 and of guest 2, which may be without lines."""
 
     title: str
     of_first: str
@@ -38,10 +50,34 @@ class Example:
 
     def run(self, first, second):
         """Runs the block. Returns what the guests say if a line fails, or ""."""
+        if "/media" in self.of_second:
+            return self.run_disk(first, second)
+        if not self.of_first or not self.of_second:
+            return run(first, self.of_first) or run(second, self.of_second)
+        return self.run_server(first, second)
+
+    def run_disk(self, first, second):
+        """Runs the target, and then the host that mounts a file system."""
         failure = run(first, self.of_first)
         env = FS_ENV | ({"GUID": first.run(GUID)[1].strip()} if self.title == "SRP" else {})
         failure = failure or run(second, self.of_second, env) or run(second, FILES)
         return failure or run(second, AFTERWARDS.get(self.title, ":"))
+
+    def run_server(self, first, second):
+        """Runs the server, and when it listens, the client beside it."""
+        before = first.run(LISTENERS)[1].strip()
+        server = start(first, self.of_first)
+        waiter = first.start(f"until [ $({LISTENERS}) -gt {before} ]; do sleep 0.05; done")
+        while not waiter.done.wait(0.05) and server.status is None:
+            pass
+        waiter.kill(signal.SIGKILL)
+        failure = f"the server ends with status {server.status}\n" if server.status else run(second, self.of_second)
+        if failure or self.title in STAYS:
+            server.kill(signal.SIGTERM)
+            server.wait(HANG_SECONDS)
+        elif server.wait(HANG_SECONDS):
+            failure = f"the server ends with status {server.status}\n"
+        return failure and failure + server.text
 
 
 def blocks(page=PAGE):
@@ -53,16 +89,26 @@ def blocks(page=PAGE):
 
 
 def examples():
-    """Returns each block that has lines of both guests."""
+    """Returns each block that says what the guests run."""
     found = []
     for title, block in blocks().items():
-        match = re.fullmatch(r"# guest 1\b[^\n]*\n(.*)# guest 2\b[^\n]*\n(.*)", block, re.DOTALL)
-        if match:
-            found.append(Example(title, match[1], match[2]))
+        first = second = ""
+        parts = re.split(r"^# (both guests|guest 1|guest 2)\b.*\n", block + "\n", flags=re.MULTILINE)[1:]
+        for where, lines in zip(parts[::2], parts[1::2]):
+            first += lines * (where != "guest 2")
+            second += lines * (where != "guest 1")
+        if parts:
+            found.append(Example(title, first, second))
     return found
+
+
+def start(guest, lines, env=None):
+    """Starts lines, each of which must succeed."""
+    lines = "cd /mnt\n" + lines.replace("virtio_rdma0", guest.link[0])
+    return guest.start(["bash", "-exc", lines], COMMON_ENV | (env or {}))
 
 
 def run(guest, lines, env=None):
     """Runs lines, each of which must succeed. Returns what they say if one does not."""
-    job = guest.start(["bash", "-exc", lines.replace("virtio_rdma0", guest.link[0])], env)
+    job = start(guest, lines, env)
     return job.text if job.wait(HANG_SECONDS) else ""

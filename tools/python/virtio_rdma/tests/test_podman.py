@@ -13,7 +13,7 @@ import pytest
 
 from virtio_rdma.common import TOP, Failure
 from virtio_rdma.tests import examples, tools
-from virtio_rdma.tests.test_containers import RPING_HANGS, SECONDS, install_provider, roots
+from virtio_rdma.tests.test_containers import RPING_HANGS, SECONDS, install_provider
 from virtio_rdma.tests.tools import CM, TCP, Case
 
 PAGE = os.path.join(TOP, "Documentation", "containers.md")
@@ -54,14 +54,14 @@ def in_each(network, lines, what):
     return [job.text for job in jobs]
 
 
-def prepare(network, share):
+def prepare(network, directories):
     """Gives the guests the provider, the images, and what podman needs."""
     for guest in network.guests:
         install_provider(guest)
         guest.check("set -e" + MOUNTS, "podman's mounts")
         for name in INTERFACES:
             guest.check(f"mkdir -p /run/images/{name} && "
-                        f"mount -t hostfs -o ro,hostfs={roots(share)[name]} hostfs /run/images/{name}")
+                        f"mount -t hostfs -o ro,hostfs={directories[name]} hostfs /run/images/{name}")
 
 
 def programs(first, second, manager="rping"):
@@ -98,7 +98,7 @@ class TestPodman:
 
     @pytest.fixture(scope="class", autouse=True)
     def prepared(self, network, platform):
-        prepare(network, platform.share)
+        prepare(network, platform.directories)
 
     @pytest.mark.parametrize("way", [0, 1], ids=["CDI", "files"])
     @pytest.mark.parametrize("name", INTERFACES)
@@ -143,7 +143,7 @@ class TestNetworks:
 
     @pytest.fixture(scope="class", autouse=True)
     def prepared(self, network, platform):
-        prepare(network, platform.share)
+        prepare(network, platform.directories)
         for guest in network.guests:
             guest.check("ip link set lo up && modprobe -a macvlan ipvlan 8021q bridge veth")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite programs: what people run over RDMA, as the distribution has it, between two guests and within one: UCX,
-Open MPI over UCX, libfabric, rsockets, qperf and fio; as Python wheels have it: Mooncake, MPICH and Open MPI; and
-kernel consumers as applications.md shows them.
+Open MPI over UCX, libfabric, rsockets, qperf and fio; as Python wheels have it: Mooncake, MPICH, Open MPI and an
+initiator of NVMe over Fabrics; and kernel consumers as applications.md shows them.
 
 Each program runs over virtio-rdma, and then over rxe in guests of the same kind. A result says what rxe did: a fact,
 and no result of its own. A program that fails on both for the reason that its case names is a skip. rxe is slow, and
@@ -260,18 +260,22 @@ def test_program(case, ours, theirs, results):
         results.result(f"{case} (rxe: {rxe.brief()})", not mine.failure)
 
 
-@pytest.mark.network("two guests with disks", guests=2)
+@pytest.mark.network("two guests with disks", guests=2, memory=MEMORY)
 @pytest.mark.only(lambda _where: ONLY.search("applications.md"))
 class TestApplications:
     """What the documentation tells to type."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def defaults(self, network):
+    def ready(self, network, platform):
+        prepare(network, platform.directories)
         network.guests[1].check(examples.FS_DEFAULTS)
 
     @pytest.mark.parametrize("example", examples.examples(), ids=lambda example: example.title)
     def test_example(self, example, network, results):
+        before = sent(network)
         failure = example.run(*network.guests)
+        if not failure and sent(network) <= before:
+            failure = "nothing went over RDMA"
         if failure:
             results.note(failure)
         results.result(f"applications.md: {example.title}", not failure)
