@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite programs: what people run over RDMA, as the distribution has it, between two guests and within one: UCX,
-Open MPI over UCX, libfabric, rsockets, qperf and fio; as Python wheels have it: Mooncake, MPICH, Open MPI and an
-initiator of NVMe over Fabrics; and kernel consumers as applications.md shows them.
+Open MPI over UCX, libfabric, rsockets, qperf, fio and PyTorch RPC; as Python wheels have it: Mooncake, MPICH, Open MPI
+and an initiator of NVMe over Fabrics; and kernel consumers as applications.md shows them.
 
 Each program runs over virtio-rdma, and then over rxe in guests of the same kind. A result says what rxe did: a fact,
 and no result of its own. A program that fails on both for the reason that its case names is a skip. rxe is slow, and
@@ -27,7 +27,7 @@ from virtio_rdma.tests.tools import CM, TCP, Case, Outcome
 # time fails nothing, and the suite is to end.
 SECONDS = {"virtio": 240, "rxe": 15}
 RXE_SECONDS = 150
-# MiB of each guest.
+# MiB of each guest: PyTorch takes most of it.
 MEMORY = 2048
 ONLY = re.compile(os.environ.get("ONLY", ""))
 
@@ -153,6 +153,14 @@ def mooncake():
                    f"--segment_id={{a1}}:{port} --operation={operation} --duration=2", "Test completed", stays=True)
 
 
+def torch():
+    """Yields PyTorch RPC over verbs alone, and with a peer that dies while it is called."""
+    tool = "USE_LIBUV=0 TP_SOCKET_IFNAME=eth0 python3 /mnt/torch_rpc.py {} {} {{a1}}"
+    yield Case("PyTorch RPC", tool.format(0, 29500), TCP.format(29500), tool.format(1, 29500), "rank 1: all elements")
+    yield Case("PyTorch RPC, the peer is killed", tool.format(0, 29501) + " killed", TCP.format(29501),
+               tool.format(1, 29501) + " killed; [ $? = 137 ]")
+
+
 def wheels_of_mpi():
     """Yields MPICH and Open MPI from Python wheels, over the UCX in them."""
     environment = "UCX_TLS={} UCX_NET_DEVICES={{d1}}:1"
@@ -168,8 +176,8 @@ def wheels_of_mpi():
                        f"/mnt/mpi_data.py {part}", "ranks agree", alone=True)
 
 
-CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio(), *mooncake(), *wheels_of_mpi())
-                           if ONLY.search(str(case))]
+CASES = [case for case in (*ucx(), *libfabric(), *rsockets(), *qperf(), *mpi(), *fio(), *mooncake(), *wheels_of_mpi(),
+                           *torch()) if ONLY.search(str(case))]
 
 
 def prepare(network, directories):
