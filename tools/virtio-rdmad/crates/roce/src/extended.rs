@@ -9,7 +9,6 @@ use crate::deth::Deth;
 use crate::feth::Feth;
 use crate::ieth::Ieth;
 use crate::imm::ImmDt;
-use crate::packet::Unencodable;
 use crate::reth::Reth;
 use crate::sack::SackEth;
 use crate::wire::{take, take_wire, Header, Writer};
@@ -125,13 +124,12 @@ impl ExtendedHeaders {
         Some(taken)
     }
 
-    /// Writes these headers to `writer`, which must have room. Fails if one of them
-    /// is missing.
+    /// Writes these headers to `writer`, which must have room. Fails with the first one that is missing.
     pub(crate) fn put(
         &self,
         headers: &[ExtendedHeader],
         writer: &mut Writer<'_>,
-    ) -> Result<(), Unencodable> {
+    ) -> Result<(), ExtendedHeader> {
         fn put_one<H: Header>(writer: &mut Writer<'_>, header: Option<&H>) -> Option<()> {
             writer.put(header?);
             Some(())
@@ -153,7 +151,7 @@ impl ExtendedHeaders {
                     Some(())
                 }
             };
-            done.ok_or(Unencodable::HeaderMissing(*header))?;
+            done.ok_or(*header)?;
         }
         Ok(())
     }

@@ -203,7 +203,7 @@ pub fn encode_with(
     headers.ip.put(&mut writer, datagram_len);
     udp::put(&mut writer, headers.source_port, datagram_len);
     headers.bth.put(&mut writer, pad_place.len());
-    headers.extended.put(extended, &mut writer)?;
+    headers.extended.put(extended, &mut writer).map_err(Unencodable::HeaderMissing)?;
     fill(payload_place);
     pad_place.fill(0);
     if let Some(icrc) = icrc(&covered[ip_start..]) {
