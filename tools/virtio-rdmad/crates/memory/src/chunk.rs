@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
-use crate::mapping::Mapping;
-use crate::MemoryError;
+use crate::error::MemoryError;
 
 /// A borrowed part of a [`crate::Slice`], which data is copied from or to.
 ///
@@ -16,7 +15,8 @@ pub struct Chunk<'a> {
     addr: NonNull<u8>,
     len: usize,
     writable: bool,
-    mapping: PhantomData<&'a Mapping>,
+    /// The mapping, which outlives the chunk.
+    mapping: PhantomData<&'a ()>,
 }
 
 impl Chunk<'_> {

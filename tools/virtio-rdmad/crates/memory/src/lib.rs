@@ -14,6 +14,7 @@
 
 pub mod atomic;
 mod chunk;
+mod error;
 mod map;
 mod mapping;
 mod pages;
@@ -24,8 +25,9 @@ mod slice;
 mod unmap;
 
 pub use chunk::Chunk;
-pub use map::{is_same_file, whole_pages, GuestMemory, Loss, MapError, MemoryError, Region};
-pub use pages::{Pages, PAGE_SIZE};
+pub use error::MemoryError;
+pub use map::{is_same_file, whole_pages, GuestMemory, Loss, MapError, Region, PAGE_SIZE};
+pub use pages::Pages;
 pub use pool::{Pool, Share, ShareError, ALL_REGIONS, GUARANTEED, MAX_REGIONS};
 pub use prefetch::prefetch;
 pub use sigbus::{losses, survive_losses};

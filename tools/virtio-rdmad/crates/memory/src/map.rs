@@ -8,42 +8,14 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::error::MemoryError;
 use crate::mapping::Mapping;
 use crate::pool::{Place, Share, ShareError};
 use crate::sigbus::Lost;
 use crate::{Chunk, Slice};
 
-/// Why an access to guest memory was refused.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum MemoryError {
-    /// The range is not memory of the guest, or not contiguous in this process.
-    #[error("{len} bytes at {addr:#x} are not memory of the guest")]
-    Unmapped {
-        /// First address of the range.
-        addr: u64,
-        /// Its length in bytes.
-        len: u64,
-    },
-    /// The range goes beyond the slice.
-    #[error("{len} bytes at offset {offset} of a slice of {have}")]
-    Bounds {
-        /// Offset in the slice.
-        offset: usize,
-        /// Bytes asked for.
-        len: usize,
-        /// Bytes in the slice.
-        have: usize,
-    },
-    /// The address is not a multiple of the word's size.
-    #[error("a word of {align} bytes is not aligned")]
-    Misaligned {
-        /// The alignment it needs.
-        align: usize,
-    },
-    /// A write to memory that the VMM gave out for reading only.
-    #[error("the memory is read-only")]
-    ReadOnly,
-}
+/// The bytes of a page.
+pub const PAGE_SIZE: usize = 4096;
 
 /// Why a region was not mapped.
 #[derive(Debug, thiserror::Error)]
@@ -439,10 +411,10 @@ impl GuestMemory {
         region.mapping.chunk(region.offset + skip, len)
     }
 
-    /// Returns the page of [`crate::PAGE_SIZE`] bytes at `addr`, which is aligned to that and may be
+    /// Returns the page of [`PAGE_SIZE`] bytes at `addr`, which is aligned to that and may be
     /// written, and the mapping that the page is in.
     pub(crate) fn page(&self, addr: u64) -> Result<(NonNull<u8>, &Arc<Mapping>), MemoryError> {
-        let len = crate::PAGE_SIZE as u64;
+        let len = PAGE_SIZE as u64;
         let (region, skip, have) = self.find(addr, len)?;
         if have < len {
             return Err(MemoryError::Unmapped { addr, len });
@@ -451,7 +423,7 @@ impl GuestMemory {
             return Err(MemoryError::ReadOnly);
         }
         // `Slice` checks the place against the mapping.
-        let slice = Slice::new(&region.mapping, region.offset + skip, crate::PAGE_SIZE)?;
+        let slice = Slice::new(&region.mapping, region.offset + skip, PAGE_SIZE)?;
         Ok((slice.addr(), &region.mapping))
     }
 

@@ -9,10 +9,7 @@ use std::sync::Arc;
 
 use crate::mapping::Mapping;
 use crate::prefetch::lines;
-use crate::{GuestMemory, MemoryError};
-
-/// The bytes of a page.
-pub const PAGE_SIZE: usize = 4096;
+use crate::{GuestMemory, MemoryError, PAGE_SIZE};
 
 /// Where the pages are in this process.
 #[derive(Debug)]

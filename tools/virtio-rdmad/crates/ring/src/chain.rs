@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::RingError;
+use crate::error::{RingError, MAX_DESCRIPTORS};
 
 /// `struct virtq_desc`.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout)]
@@ -27,10 +27,6 @@ pub(crate) const F_NEXT: u16 = 1;
 pub(crate) const F_WRITE: u16 = 2;
 /// `VIRTQ_DESC_F_INDIRECT`: the buffer is a table of descriptors.
 pub(crate) const F_INDIRECT: u16 = 4;
-
-/// Most descriptors of a chain. A visit of a queue counts chains, whose descriptors the device walks in the turn of the
-/// guest that it serves, while others wait. A driver that knows its buffers to be contiguous needs two.
-pub const MAX_DESCRIPTORS: usize = 8;
 
 /// One buffer of a chain. All of it is memory of the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

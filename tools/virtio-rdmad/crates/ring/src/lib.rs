@@ -7,9 +7,11 @@
 //! queue as it was before.
 
 mod chain;
+mod error;
 mod queue;
 mod signal;
 
-pub use chain::{Buffer, Chain, MAX_DESCRIPTORS};
-pub use queue::{Layout, Position, RingError, SplitQueue, MAX_SIZE};
+pub use chain::{Buffer, Chain};
+pub use error::{RingError, MAX_DESCRIPTORS, MAX_SIZE};
+pub use queue::{Layout, Position, SplitQueue};
 pub use signal::Signal;
