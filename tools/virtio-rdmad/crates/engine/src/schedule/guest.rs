@@ -18,7 +18,7 @@ use crate::transport::failure::fail_users_of_cq;
 use crate::transport::hca::Hca;
 use crate::transport::round::Round;
 use crate::transport::wire::inbox;
-use crate::transport::{receive, requester, srq};
+use crate::transport::{receive_queue, requester, srq};
 
 /// One guest: its HCA, which peers reach, and what its own thread alone uses.
 pub(crate) struct Guest {
@@ -62,7 +62,7 @@ impl Guest {
                 parked_unless(more)
             }
             Queue::Send(slot) => requester::visit(hca, slot, round),
-            Queue::Receive(slot) => parked_unless(receive::visit(hca, slot, round)),
+            Queue::Receive(slot) => parked_unless(receive_queue::visit(hca, slot, round)),
             Queue::Srq(slot) => parked_unless(srq::visit(hca, slot, &mut round.budget)),
             Queue::Event => lock(&hca.events).visit(&hca.stats, &mut round.budget),
             Queue::CompletionEvents(vector) => {

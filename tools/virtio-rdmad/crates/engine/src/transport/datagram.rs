@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unreliable datagrams, and those of the GSI.
+//! A datagram, and how it comes to its receivers on this host.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT,
-    VIRTIO_RDMA_WC_GRH, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WITH_VLAN,
+    virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_GRH,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_WITH_VLAN,
 };
 
 use super::batch::{CompletionBatch, Traffic};
-use super::hca::{Hca, Requester};
+use super::hca::Hca;
 use super::network::Member;
 use super::receive::{Received, Receiver};
-use super::round::Round;
-use super::wire::{self, is_away, is_group_away};
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
@@ -26,7 +22,6 @@ use crate::base::sync::lock;
 use crate::memory::copy::{self, Data, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
-use crate::qp::config::QpConfig;
 use crate::queue::wqe::SendWqe;
 
 /// The port's MTU: the largest payload of a datagram.
@@ -34,9 +29,6 @@ pub(super) const MTU: u64 = 4096;
 
 /// Bytes in front of the payload of a received datagram.
 pub(crate) const GRH_LEN: usize = 40;
-
-/// The bit of a Q_Key that only privileged senders set themselves.
-const CONTROLLED_QKEY: u32 = 1 << 31;
 
 /// IANA's number of UDP.
 const PROTOCOL_UDP: u8 = 17;
@@ -68,104 +60,15 @@ pub(crate) struct Datagram<'a> {
 /// Members of a group that a visit of the sender brings a datagram to, before it looks at its budget outside.
 const CHUNK: usize = 32;
 
-/// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
-/// says nothing of its delivery. If it is yet to reach members of a group, by number, fails with these: it is to be
-/// sent once more.
-pub(crate) fn send(
-    hca: &Arc<Hca>,
-    slot: u16,
-    requester: &Requester,
-    config: &QpConfig,
-    round: &mut Round,
-) -> Result<u32, Range<u64>> {
-    let wqe = &requester.wqe;
-    let av = &wqe.ud.av;
-    if wqe.request.total > MTU {
-        return Ok(VIRTIO_RDMA_WC_LOC_LEN_ERR);
-    }
-    if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
-        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
-    }
-    let Some(source) = hca.gid(av.gid_index.into()) else {
-        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
-    };
-    let Round { local: cache, remote, batch, budget, outbox, .. } = round;
-    cache.begin(&**hca);
-    // Inline data has no SGEs.
-    let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
-    let claim = Claim::local(config.pdn, 0);
-    let mut mappings = Mappings::new();
-    if cache.map_sges(&hca.keys, sges, claim, 0..wqe.request.total, &mut mappings).is_err() {
-        return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
-    }
-    let payload = if wqe.is_inline {
-        Data::Inline(&wqe.inline)
-    } else {
-        Data::Mapped(View { cache, mappings: &mappings })
-    };
-    let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
-    let datagram = Datagram {
-        dgid: av.dgid,
-        vlan: source.vlan,
-        src_qpn: u32::from(slot) + 1,
-        qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
-        sl: (av.sl_tclass_flowlabel >> 28) as u8,
-        grh: grh(av, &source.gid, packet_len(wqe)),
-        immediate: wqe.request.immediate,
-        solicited: wqe.request.solicited,
-        total: wqe.request.total,
-        payload,
-    };
-    if requester.members.is_none() {
-        batch.carry_own(Traffic::sent(wqe.request.total, 1));
-    }
-    if datagram.is_multicast() {
-        let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
-        let members = hca.network.group(&av.dgid).filter(|_| is_group);
-        if requester.members.is_none() {
-            batch.count(Counter::MulticastXmitPackets, 1);
-            let leaves = is_group && is_group_away(hca, &source, &av.dgid);
-            let psn = requester.attr.sq_psn;
-            if leaves
-                && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
-            {
-                return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
-            }
-            if members.is_none() && !leaves {
-                hca.stats.add(Counter::DropUnreachable, 1);
-            }
-        }
-        let members = members.as_deref().unwrap_or_default();
-        let whole = || 0..members.last().map_or(0, |last| last.number + 1);
-        let left = requester.members.clone().unwrap_or_else(whole);
-        let mut group =
-            Delivery { hca, blocks: config.block_loopback, cache: remote, batch, budget };
-        let left = datagram.send_to_group(&mut group, members, left);
-        if !left.is_empty() {
-            return Err(left);
-        }
-    } else if is_away(hca, &source, &av.dgid) {
-        let psn = requester.attr.sq_psn;
-        if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
-            return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
-        }
-    } else if let Err(dropped) =
-        datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch)
-    {
-        count_drop(hca, dropped);
-    }
-    Ok(VIRTIO_RDMA_WC_SUCCESS)
-}
-
 /// What a datagram to a group is delivered with.
-struct Delivery<'a> {
+pub(super) struct Delivery<'a> {
     /// The HCA of the sender.
-    hca: &'a Arc<Hca>,
+    pub hca: &'a Arc<Hca>,
     /// Whether the sender does not get its own datagrams.
-    blocks: bool,
-    cache: &'a mut MrCache,
-    batch: &'a mut CompletionBatch,
-    budget: &'a mut Budget,
+    pub blocks: bool,
+    pub cache: &'a mut MrCache,
+    pub batch: &'a mut CompletionBatch,
+    pub budget: &'a mut Budget,
 }
 
 /// Counts a datagram that was dropped, at the HCA that has sent it or got it over the wire. A wrong Q_Key is
@@ -177,13 +80,13 @@ pub(super) fn count_drop(hca: &Hca, dropped: Counter) {
 }
 
 impl Datagram<'_> {
-    fn is_multicast(&self) -> bool {
+    pub(super) fn is_multicast(&self) -> bool {
         is_multicast(&self.dgid)
     }
 
     /// Brings the datagram to some of those `members` of its group whose numbers are in `left`, and to its sender
     /// unless that blocks it. Returns those that are left then.
-    fn send_to_group(
+    pub(super) fn send_to_group(
         &self,
         group: &mut Delivery<'_>,
         members: &[Arc<Member<Hca>>],
@@ -220,7 +123,7 @@ impl Datagram<'_> {
     }
 
     /// Brings the datagram to its destination, or says why it is dropped.
-    fn send_to_address(
+    pub(super) fn send_to_address(
         &self,
         hca: &Hca,
         source: &Address,
@@ -322,7 +225,7 @@ impl Datagram<'_> {
 
 /// Returns the bytes of the UDP packet that would carry a datagram: UDP, BTH, DETH,
 /// immediate data, payload padded to 4 bytes, ICRC.
-fn packet_len(wqe: &SendWqe) -> u16 {
+pub(super) fn packet_len(wqe: &SendWqe) -> u16 {
     let immediate = if wqe.request.immediate.is_some() { 4 } else { 0 };
     let payload = wqe.request.total.min(MTU).next_multiple_of(4);
     u16::try_from(8 + 12 + 8 + immediate + payload + 4).unwrap_or(u16::MAX)
@@ -330,7 +233,7 @@ fn packet_len(wqe: &SendWqe) -> u16 {
 
 /// Returns what stands in front of a received datagram: an IPv6 header, or 20 bytes of
 /// zeros and an IPv4 header (specification, chapter 10).
-fn grh(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
+pub(super) fn grh(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
     match (ipv4(sgid), ipv4(&av.dgid)) {
         (Some(source), Some(target)) => ipv4_header(av, source, target, len),
         _ => ipv6_header(av, sgid, len),

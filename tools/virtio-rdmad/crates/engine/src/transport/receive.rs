@@ -13,14 +13,11 @@ use zerocopy::FromZeros;
 use super::batch::CompletionBatch;
 use super::failure::{self, fail_responder, fail_srq};
 use super::hca::{Hca, Responder};
-use super::round::Round;
-use super::{srq, wire};
-use crate::base::budget::{cost, Budget};
+use super::srq;
+use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
-use crate::base::sync::try_lock;
 use crate::qp::config::QpConfig;
-use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
 use crate::queue::srq::Wait;
 use crate::queue::wqe::{Flushed, Malformed, Popped};
@@ -205,7 +202,7 @@ impl Receiver<'_> {
     }
 
     /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
-    fn flush(&mut self, budget: &mut Budget) -> bool {
+    pub(super) fn flush(&mut self, budget: &mut Budget) -> bool {
         let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
         self.responder.rouse();
         if std::mem::take(&mut self.responder.has_receive) {
@@ -250,34 +247,4 @@ impl Receiver<'_> {
             self.hca.raise(VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, self.qpn());
         }
     }
-}
-
-/// Visits the receive queue of the QP in place `slot`, which was kicked, or whose QP has failed.
-/// Returns whether work is left at the end of the visit. Own thread only.
-pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
-    let Some(qp) = hca.qps.get(slot) else { return false };
-    let Some(mut responder) = try_lock(&qp.responder) else {
-        // A peer sends to it, which may take as long as an access to memory does.
-        round.budget.work(cost::VISIT);
-        return true;
-    };
-    if responder.config.is_none() {
-        return false;
-    }
-    if qp.state() == QpState::Err {
-        if let Some(inbound) = &mut responder.inbound {
-            inbound.held.clear();
-        }
-        let Round { budget, batch, .. } = round;
-        let is_left = Receiver { hca, slot, responder: &mut responder, batch }.flush(budget);
-        batch.place_completions();
-        return is_left;
-    }
-    if responder.inbound.is_some() {
-        let is_left = wire::responder::pump(hca, slot, &mut responder, round);
-        round.batch.place_completions();
-        return is_left;
-    }
-    responder.rouse();
-    false
 }

@@ -15,7 +15,6 @@ use abi::{
     VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 
-use super::datagram;
 use super::failure::fail_requester;
 use super::hca::{Hca, Peer, Requester, Responder};
 use super::local::{deliver, find_peer, lock_responder, NoResponder};
@@ -25,6 +24,7 @@ use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
 use super::round::Round;
 use super::sender::{answer_delay, traffic, Sender, Step};
+use super::ud_requester;
 use super::wire::is_away;
 use super::wire::requester::post;
 use crate::base::budget::CHUNK;
@@ -238,7 +238,7 @@ impl Sender<'_> {
             }
             round.budget.spend(requester.wqe.request.total);
         }
-        match datagram::send(self.hca, self.slot, requester, self.config, round) {
+        match ud_requester::send(self.hca, self.slot, requester, self.config, round) {
             Ok(status) => Step::End(status),
             Err(left) => {
                 requester.members = Some(left);

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The requester of UD and GSI QPs.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use abi::{
+    VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_LOC_LEN_ERR,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
+};
+
+use super::batch::Traffic;
+use super::datagram::{count_drop, grh, packet_len, Datagram, Delivery, MTU};
+use super::hca::{Hca, Requester};
+use super::round::Round;
+use super::wire::{self, is_away, is_group_away};
+use crate::base::counters::Counter;
+use crate::memory::copy::{Data, View};
+use crate::memory::mr::Claim;
+use crate::memory::mr_cache::Mappings;
+use crate::qp::config::QpConfig;
+
+/// The bit of a Q_Key that only privileged senders set themselves.
+const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
+/// says nothing of its delivery. If it is yet to reach members of a group, by number, fails with these: it is to be
+/// sent once more.
+pub(crate) fn send(
+    hca: &Arc<Hca>,
+    slot: u16,
+    requester: &Requester,
+    config: &QpConfig,
+    round: &mut Round,
+) -> Result<u32, Range<u64>> {
+    let wqe = &requester.wqe;
+    let av = &wqe.ud.av;
+    if wqe.request.total > MTU {
+        return Ok(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+    }
+    if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
+        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+    }
+    let Some(source) = hca.gid(av.gid_index.into()) else {
+        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+    };
+    let Round { local: cache, remote, batch, budget, outbox, .. } = round;
+    cache.begin(&**hca);
+    // Inline data has no SGEs.
+    let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
+    let claim = Claim::local(config.pdn, 0);
+    let mut mappings = Mappings::new();
+    if cache.map_sges(&hca.keys, sges, claim, 0..wqe.request.total, &mut mappings).is_err() {
+        return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+    }
+    let payload = if wqe.is_inline {
+        Data::Inline(&wqe.inline)
+    } else {
+        Data::Mapped(View { cache, mappings: &mappings })
+    };
+    let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
+    let datagram = Datagram {
+        dgid: av.dgid,
+        vlan: source.vlan,
+        src_qpn: u32::from(slot) + 1,
+        qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
+        sl: (av.sl_tclass_flowlabel >> 28) as u8,
+        grh: grh(av, &source.gid, packet_len(wqe)),
+        immediate: wqe.request.immediate,
+        solicited: wqe.request.solicited,
+        total: wqe.request.total,
+        payload,
+    };
+    if requester.members.is_none() {
+        batch.carry_own(Traffic::sent(wqe.request.total, 1));
+    }
+    if datagram.is_multicast() {
+        let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
+        let members = hca.network.group(&av.dgid).filter(|_| is_group);
+        if requester.members.is_none() {
+            batch.count(Counter::MulticastXmitPackets, 1);
+            let leaves = is_group && is_group_away(hca, &source, &av.dgid);
+            let psn = requester.attr.sq_psn;
+            if leaves
+                && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
+            {
+                return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            }
+            if members.is_none() && !leaves {
+                hca.stats.add(Counter::DropUnreachable, 1);
+            }
+        }
+        let members = members.as_deref().unwrap_or_default();
+        let whole = || 0..members.last().map_or(0, |last| last.number + 1);
+        let left = requester.members.clone().unwrap_or_else(whole);
+        let mut group =
+            Delivery { hca, blocks: config.block_loopback, cache: remote, batch, budget };
+        let left = datagram.send_to_group(&mut group, members, left);
+        if !left.is_empty() {
+            return Err(left);
+        }
+    } else if is_away(hca, &source, &av.dgid) {
+        let psn = requester.attr.sq_psn;
+        if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
+            return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        }
+    } else if let Err(dropped) =
+        datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch)
+    {
+        count_drop(hca, dropped);
+    }
+    Ok(VIRTIO_RDMA_WC_SUCCESS)
+}
