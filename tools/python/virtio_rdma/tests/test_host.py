@@ -122,7 +122,18 @@ def test_floors():
     ({"low.rs": "", "high/mod.rs": "pub mod a;\npub mod b;", "high/a.rs": "use super::b;\nfn g() {}",
       "high/b.rs": "fn f() { crate::high::a::g() }"},
      ["high/a.rs:1: high::b is in a circle of 2 files", "high/b.rs:1: high::a::g is in a circle of 2 files"]),
-], ids=["down", "up", "tests", "circle"])
+    ({"low.rs": "", "high/mod.rs": "pub mod a;\npub mod b;\nfn h() {}",
+      "high/a.rs": "use super::b::{self as other};\nfn g() { other::f() }", "high/b.rs": "use crate::high;\nfn f() { high::a::g() }"},
+     ["high/a.rs:1: high::b is in a circle of 2 files", "high/b.rs:2: high::a::g is in a circle of 2 files"]),
+    ({"low/mod.rs": "mod a;\npub use a::Name;\nfn f() { a::g() }",
+      "low/a.rs": "use super::Name;\nfn g() {}",
+      "high.rs": ""}, []),
+    ({"low/mod.rs": "mod a;\nmod b;\npub use a::Name;", "low/a.rs": "use super::b::Other;\nstruct Name;",
+      "low/b.rs": "use crate::low::Name;\nstruct Other;", "high.rs": ""},
+     ["low/a.rs:1: low::b::Other is in a circle of 2 files", "low/b.rs:1: low::Name is in a circle of 2 files"]),
+    ({"low.rs": "mod below;\nfn f() { below::g() }", "low/below.rs": "fn g() { super::f() }", "high.rs": ""},
+     ["low.rs:2: low::below::g is in a circle of 2 files", "low/below.rs:1: low::f is in a circle of 2 files"]),
+], ids=["down", "up", "tests", "circle", "module brought in", "own name by the module above", "re-exported", "below"])
 def test_floors_finds_what_is_planted(sources, found, tmp_path):
     root = "//! * [`low`]\n//! * [`high`]\nmod low;\nmod high;\n"
     for name, text in {"lib.rs": root, **sources}.items():
