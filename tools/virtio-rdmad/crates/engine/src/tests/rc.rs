@@ -190,6 +190,27 @@ pub fn no_answer_ends_in_retry_exceeded() {
     assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
 }
 
+/// IBA 9.7.6.1.3: a requester waits for an answer for up to four times the timeout. A program makes its QP ready to send
+/// while that of its peer is on the way there.
+#[test]
+fn a_peer_that_is_yet_to_receive_has_four_times_the_time() {
+    let timeout = Duration::from_nanos(4096 << 14);
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+    pair.b.make_init(b.qpn, ALL);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    // The device looks for the peer after each timeout.
+    let next = pair.settle().unwrap();
+    pair.clock.advance_to(next);
+    assert_eq!(pair.clock.passed(), timeout);
+    pair.settle_in_time();
+    // The requester retries three times.
+    assert_eq!(pair.clock.passed(), 4 * 4 * timeout);
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
+}
+
 #[test]
 pub fn a_peer_that_becomes_ready_is_found() {
     let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);

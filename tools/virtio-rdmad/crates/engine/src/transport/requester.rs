@@ -45,6 +45,16 @@ use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
 use crate::queue::wqe::{Flushed, Popped, SendWqe};
 
+/// How many times the time for an answer a requester may wait for it (IBA 9.7.6.1.3).
+const LONGEST_ANSWER: u32 = 4;
+
+/// Returns whether the peer's QP is there and was not made ready to receive yet.
+fn is_yet_to_receive(requester: &Requester) -> bool {
+    let Some(peer) = &requester.peer else { return false };
+    let remote = peer.device.qps.get(peer.slot);
+    remote.is_some_and(|remote| matches!(remote.state(), QpState::Reset | QpState::Init))
+}
+
 /// Visits the send queue of the QP in place `slot`, until the budget is exhausted. Own thread only.
 pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> Visit {
     let Some(qp) = hca.qps.get(slot) else { return Visit::Parked };
@@ -506,14 +516,22 @@ impl Sender<'_> {
 
     /// Waits for a peer that is gone, or not there yet, and tries again later, as often as the
     /// QP's attributes say. A guest that is frozen cannot make its QP ready, so its time does not count.
+    ///
+    /// Programs make a QP ready to send before they know that its peer is ready to receive. A requester waits for such
+    /// a peer for the longest time that IBA allows, and looks for it as often as else.
     fn no_answer(&self, requester: &mut Requester) -> Step {
         let hca = self.hca;
+        let now = hca.clock().now();
+        let delay = answer_delay(requester.attr.timeout);
         if let Wait::Answer(deadline) = requester.wait {
-            let now = hca.clock().now();
             match deadline {
                 // Something had the queue visited before its time.
                 None => return Step::Wait,
-                Some(deadline) if now < deadline => return Step::Wait,
+                Some(deadline) if now < deadline => {
+                    let next = delay.map_or(deadline, |delay| deadline.min(now + delay));
+                    hca.set_timer(self.slot, Some(next));
+                    return Step::Wait;
+                }
                 Some(_) if requester.peer.as_ref().is_some_and(|peer| peer.device.is_frozen()) => {}
                 Some(_) if requester.retry_left == 0 => {
                     return Step::End(VIRTIO_RDMA_WC_RETRY_EXC_ERR);
@@ -522,9 +540,9 @@ impl Sender<'_> {
             }
         }
         hca.stats.add(Counter::Timeouts, 1);
-        let deadline = answer_delay(requester.attr.timeout).map(|delay| hca.clock().now() + delay);
-        requester.wait = Wait::Answer(deadline);
-        hca.set_timer(self.slot, deadline);
+        let times = if is_yet_to_receive(requester) { LONGEST_ANSWER } else { 1 };
+        requester.wait = Wait::Answer(delay.map(|delay| now + delay * times));
+        hca.set_timer(self.slot, delay.map(|delay| now + delay));
         Step::Wait
     }
 
