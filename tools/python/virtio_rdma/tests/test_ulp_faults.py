@@ -18,8 +18,8 @@ from virtio_rdma.tests.ulp import Ulp, is_known, load_driver
 
 # How often a fault comes under one load.
 ROUNDS = {("uml", "plain"): 5, ("qemu", "plain"): 3, ("qemu", "debug"): 2}
-# The consumers that go on by themselves after a fault. NVMe over Fabrics deletes its controllers if the device goes while
-# they are connected, and SRP its disks, whatever they are. 9P and SMC-R never connect again.
+# The consumers that go on by themselves after a fault. NVMe over Fabrics deletes its controllers if the device goes
+# while they are connected, and SRP its disks, whatever they are. 9P and SMC-R never connect again.
 RECONNECT = ("nvme", "iser", "srp", "nfs", "smb", "rds")
 GO_ON = {"link": RECONNECT, "target": RECONNECT, "goes": ("iser", "nfs", "smb", "rds"),
          "fails": ("nvme", "iser", "nfs", "smb", "rds")}
@@ -241,13 +241,12 @@ class FaultySmc(Faulty):
     """Streams, each of which breaks when its RDMA device or the link goes. The next ones go by RDMA again, but for the
     first one, if it tells the server that the host has lost what the server still has."""
 
-    server = None
-
     def begins(self):
         for guest in (self.target, self.host):
             self.do(guest, "up", name=f"group_of_guest_{guest.number}")
-        self.server = self.start(self.target, "serve")
-        self.server.shows("listening", HANG_SECONDS)
+        server = self.start(self.target, "serve")
+        server.shows("listening", HANG_SECONDS)
+        self.server = server
 
     def connects_again(self, name):
         self.do(self.host, "once", name=f"{name}: connects_again")
