@@ -90,6 +90,7 @@ bool virtio_rdma_netdev_own_mac(const struct net_device *ndev,
 bool virtio_rdma_netdev_is_moving(const struct net_device *ndev);
 struct net *virtio_rdma_get_net(struct ib_device *ibdev);
 void virtio_rdma_put_net(struct net *net);
+struct device *virtio_rdma_parent_of(struct device *dev);
 bool virtio_rdma_netdev_is_pci_sibling(const struct net_device *ndev,
 				       struct device *dev);
 unsigned int virtio_rdma_netdev_port_state(struct net_device *ndev);

@@ -408,6 +408,19 @@ static struct pci_dev *virtio_rdma_pci_dev_of(struct device *dev)
 	return dev && dev_is_pci(dev) ? to_pci_dev(dev) : NULL;
 }
 
+/*
+ * The device below which the RDMA device of the virtio device @dev stands. As
+ * with other adapters, this is the PCI function if there is one: programs look
+ * for RDMA devices there, and read the function's attributes by the link
+ * "device" of the RDMA device.
+ */
+struct device *virtio_rdma_parent_of(struct device *dev)
+{
+	struct pci_dev *pdev = virtio_rdma_pci_dev_of(dev);
+
+	return pdev ? &pdev->dev : dev;
+}
+
 bool virtio_rdma_netdev_is_pci_sibling(const struct net_device *ndev,
 				       struct device *dev)
 {

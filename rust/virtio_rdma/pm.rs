@@ -129,7 +129,7 @@ impl Active {
     ///
     /// `ENOMEM`, or what the device or the RDMA core says.
     fn new(
-        transport: &ARef<device::Device>,
+        service: &Service,
         hca: &Arc<Hca>,
         dma: &dma::Device,
         name: Option<&CStr>,
@@ -137,13 +137,13 @@ impl Active {
     ) -> Result<Self> {
         let config = ib::Config {
             namespace,
-            parent: transport,
+            parent: &service.parent,
             node_guid: hca.config().sys_image_guid,
             num_comp_vectors: hca.num_comp_vectors(),
             has_pma: hca.config().has_counters,
         };
         let ibdev = ib::UnregisteredDevice::new(hca.clone(), hca.objects().clone(), config)?;
-        let pairing = port::Pairing::new(ibdev.clone(), transport.clone());
+        let pairing = port::Pairing::new(ibdev.clone(), service.transport.clone());
         // The notifier looks at the interfaces that exist: the RDMA core needs to know the paired one before the device
         // is registered.
         let notifier = KBox::pin_init(net::Notifier::new(pairing), GFP_KERNEL)?;
@@ -209,6 +209,8 @@ impl State {
 #[pin_data]
 pub(crate) struct Service {
     transport: ARef<device::Device>,
+    /// The device in sysfs below which the RDMA device stands.
+    parent: ARef<device::Device>,
     /// The device: another one whenever it was reset.
     #[pin]
     hca: IrqSpinLock<Arc<Hca>>,
@@ -276,7 +278,7 @@ impl Service {
             .inspect_err(|_| interrupt::detach(&hca, &dev.reset()))?;
         hca.on_failure(this.clone());
         this.lent
-            .lend(dev, || Active::new(&this.transport, &hca, dma, None, None))
+            .lend(dev, || Active::new(&this, &hca, dma, None, None))
             .map(|active| this.state.lock().active = Some(active))
             .inspect_err(|_| this.end(dev))?;
         this.recovery.lock().backoff.works();
@@ -301,6 +303,7 @@ impl Service {
         Arc::pin_init(
             pin_init!(Self {
                 transport: ARef::from(transport),
+                parent: dev.rdma_parent(),
                 hca <- new_irq_spinlock!(hca, "virtio_rdma::Service::hca"),
                 state <- new_mutex!(state),
                 recovery <- new_irq_spinlock!(recovery, "virtio_rdma::Service::recovery"),
@@ -489,7 +492,7 @@ impl Service {
         }
         state.waits_since = None;
         let name = state.name.as_deref();
-        match Active::new(&self.transport, &hca, &dma, name, namespace) {
+        match Active::new(self, &hca, &dma, name, namespace) {
             Ok(active) => {
                 state.active = Some(active);
                 self.recovery.lock().backoff.works();

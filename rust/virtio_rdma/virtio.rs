@@ -603,6 +603,16 @@ impl Device<device::Core<'_>> {
         }
     }
 
+    /// Returns the device in sysfs below which the RDMA device stands: the PCI function, or else the virtio device.
+    pub(crate) fn rdma_parent(&self) -> ARef<device::Device> {
+        // SAFETY: By the type invariant the device is valid. A driver is bound to it, so it has not been removed from
+        // its bus, and holds a reference to its parent.
+        unsafe {
+            let dev = bindings::virtio_rdma_parent_of(&raw mut (*self.as_raw()).dev);
+            ARef::from(device::Device::<device::Normal>::from_raw(dev))
+        }
+    }
+
     /// Returns the device whose DMA operations give the addresses that the queues use.
     ///
     /// Where `queue` does not use the DMA API (VIRTIO_F_ACCESS_PLATFORM was not agreed on), this is the transport's

@@ -16,7 +16,7 @@ NOTES=/tmp/fault
 # note: notes what the device is, before it goes.
 note()
 {
-	VIRTIO=$(basename "$(readlink -f "/sys/class/infiniband/$DEVICE/device")") &&
+	VIRTIO=$(virtio_device "$DEVICE") &&
 	mkdir -p $NOTES && gids >$NOTES/gids && echo "$VIRTIO" >$NOTES/virtio
 }
 

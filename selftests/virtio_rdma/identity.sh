@@ -36,12 +36,13 @@ has_file()
 	return 1
 }
 
-# What else Kubernetes' shared device plug-in asks for (containers.md): a PCI function of the class of network
-# controllers, chosen by its numbers, with a driver; files of verbs, of MADs and of the RDMA CM; and namespaces in shared
-# mode.
+# What Kubernetes' shared device plug-in asks for (containers.md): a PCI function of the class of network controllers,
+# chosen by its numbers, with a driver and the RDMA device below it; files of verbs, of MADs and of the RDMA CM; and
+# namespaces in shared mode.
 kubernetes_asks_for()
 {
 	modprobe -a ib_umad rdma_ucm &&
+	[ -d "$FUNCTION/infiniband/$DEVICE" ] && [ ! -L "$FUNCTION/infiniband" ] &&
 	[ "$(cat "$FUNCTION/vendor" "$FUNCTION/device" | paste -sd' ')" = "0x1af4 0x106a" ] &&
 	grep -q '^0x02' "$FUNCTION/class" && [ "$(basename "$(readlink "$FUNCTION/driver")")" = virtio-pci ] &&
 	has_file infiniband_verbs uverbs && has_file infiniband_mad umad && [ -c /dev/infiniband/rdma_cm ] &&

@@ -30,12 +30,25 @@ fail_all()
 # if it is set: a slow machine runs fewer rounds.
 rounds() { seq $((($1 * ${LOOPS_PERCENT:-100} + 99) / 100)); }
 
-# virtio_device: prints the name of the first bound device (virtioN).
+# infiniband_of VIRTIO: prints the directory with the RDMA device of a virtio device. It stands below the PCI function, or
+# below the virtio device if that is on another bus.
+infiniband_of()
+{
+	for path in "$DRIVER/$1/infiniband" "$DRIVER/$1/../infiniband"; do
+		[ -d "$path" ] || continue
+		echo "$path"
+		return
+	done
+	return 1
+}
+
+# virtio_device [NAME]: prints the name of the first bound device (virtioN), or of the one with the RDMA device NAME.
 virtio_device()
 {
 	for path in "$DRIVER"/virtio*; do
-		[ -d "$path/infiniband" ] || continue
-		basename "$path"
+		virtio=${path##*/}
+		infiniband=$(infiniband_of "$virtio") && [ -e "$infiniband/${1:-}" ] || continue
+		echo "$virtio"
 		return
 	done
 	return 1
@@ -75,7 +88,7 @@ need_found()
 
 find_device()
 {
-	DEVICE=${RDMA_DEVICE:-$(ls "$DRIVER/$VIRTIO/infiniband" | head -n 1)}
+	DEVICE=${RDMA_DEVICE:-$(ls "$(infiniband_of "$VIRTIO")" | head -n 1)}
 	PORT=/sys/class/infiniband/$DEVICE/ports/1
 	NETDEV=$(rdma link show "$DEVICE/1" | sed -n 's/.* netdev \([^ ]*\).*/\1/p')
 }
@@ -160,8 +173,8 @@ before() { GIDS=$(gids) && INDEX=$(index) && [ -n "$GIDS" ] && [ -n "$INDEX" ]; 
 # pci_function: prints the directory of the PCI function that the device is.
 pci_function()
 {
-	path=$(readlink -f "/sys/class/infiniband/$DEVICE/device/..")
-	[ -e "$path/vendor" ] && echo "$path"
+	path=$(readlink -f "/sys/class/infiniband/$DEVICE/device")
+	[ "$(basename "$(readlink "$path/subsystem")")" = pci ] && echo "$path"
 }
 
 # can_reset_function: whether the device is a PCI function that can be reset.

@@ -30,6 +30,7 @@ use kernel::{
     prelude::*,
     str::CString,
     sync::{
+        aref::ARef,
         Arc,
         Mutex, //
     }, //
@@ -39,6 +40,9 @@ use kernel::{
 #[pin_data(PinnedDrop)]
 pub(crate) struct UnregisteredDevice<D: Driver> {
     dev: NonNull<Device<D>>,
+    /// The device in sysfs below which this one stands. The RDMA core names it in messages, also when the device is not
+    /// registered any more.
+    _parent: ARef<device::Device>,
     /// The namespace that the device is allocated in. Once the device is registered, the core moves it out of a
     /// namespace that ends; before that, this keeps the namespace.
     #[pin]
@@ -87,7 +91,7 @@ pub(crate) struct Config<'a> {
     /// The network namespace in which the device is, if namespaces are in exclusive mode; `None` for the initial one.
     pub(crate) namespace: Option<Namespace>,
     /// The device in sysfs below which this one stands.
-    pub(crate) parent: &'a device::Device,
+    pub(crate) parent: &'a ARef<device::Device>,
     /// The GUID of the node, in network order.
     pub(crate) node_guid: [u8; 8],
     /// Number of completion vectors.
@@ -140,6 +144,7 @@ impl<D: Driver> UnregisteredDevice<D> {
         Arc::pin_init(
             pin_init!(Self {
                 dev,
+                _parent: config.parent.clone(),
                 namespace <- new_mutex!(config.namespace),
             }),
             GFP_KERNEL,

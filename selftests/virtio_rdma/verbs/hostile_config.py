@@ -2,11 +2,10 @@
 """A configuration space that cannot be, for hostile.py: the driver refuses it, or limits what it says."""
 
 import errno
-import os
 
 import abi
 import ktap
-from hostile_device import (DRIVER, NAME, RINGS, VFIO, Watch, bind, data_flows, device, honest, order, patch, recovers,
+from hostile_device import (RINGS, VFIO, Watch, bind, data_flows, device, honest, order, patch, rdma_devices, recovers,
                             unbind)
 from rc import fails_with
 
@@ -18,7 +17,7 @@ def refused(why, number=errno.EINVAL):
     """Fails the test unless the driver does not bind, with one line that says why."""
     watch = Watch()
     fails_with(number, bind)
-    ktap.equal(os.path.exists(f"{DRIVER}/{NAME}/infiniband"), False, "there is an RDMA device")
+    ktap.equal(rdma_devices(), [], "RDMA devices")
     lines = watch.lines(r"virtio_rdma|virtio\d+:")
     said = [line for line in lines if why in line]
     ktap.equal(len(said), 1, f"lines that say {why}: {lines}")

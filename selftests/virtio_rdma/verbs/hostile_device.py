@@ -18,6 +18,7 @@ import rc
 import uverbs
 from rc import PD, Pair, complete, e, empty, fails_with, kernel_log, rdma, remote, sge
 
+DEVICES = "/sys/bus/virtio/devices"
 DRIVER = "/sys/bus/virtio/drivers/virtio_rdma"
 MODULE = "/run/vr/virtio_rdma.ko"
 TRANSPORT = os.environ.get("HOSTILE_TRANSPORT")
@@ -84,7 +85,7 @@ NAME = virtio_device()
 
 def was_reset():
     """Returns whether the device has been reset and not made ready since: it touches no memory of the guest."""
-    with open(f"/sys/bus/virtio/devices/{NAME}/status", encoding="ascii") as file:
+    with open(f"{DEVICES}/{NAME}/status", encoding="ascii") as file:
         return int(file.read(), 16) == 0
 
 
@@ -123,9 +124,15 @@ def reload_module(*parameters, recover=False):
     subprocess.run(["insmod", MODULE, f"recover={int(recover)}", *parameters], check=True)
 
 
+def rdma_devices():
+    """Returns the names of the RDMA devices of the virtio device. They stand below it, or below its PCI function."""
+    return [os.path.basename(path) for parent in (NAME, NAME + "/..") for path in
+            glob.glob(f"{DEVICES}/{parent}/infiniband/*")]
+
+
 def rdma_device():
     """Returns the name of the RDMA device."""
-    (name,) = os.listdir(f"{DRIVER}/{NAME}/infiniband")
+    (name,) = rdma_devices()
     return name
 
 

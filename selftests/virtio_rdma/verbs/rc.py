@@ -62,11 +62,12 @@ class Device:
 
     def has_feature(self, bit):
         """Returns whether driver and device agreed on a feature bit, and True for a device that is not virtio."""
-        try:
-            with open(f"/sys/class/infiniband/{self.name}/device/features", encoding="ascii") as file:
+        parent = f"/sys/class/infiniband/{self.name}/device"
+        # The virtio device is the parent, or stands beside the RDMA device below its PCI function.
+        for path in glob.glob(f"{parent}/features") + glob.glob(f"{parent}/virtio*/features"):
+            with open(path, encoding="ascii") as file:
                 return file.read()[bit] == "1"
-        except FileNotFoundError:
-            return True
+        return True
 
     def objects(self):
         """Returns how many objects of each kind the device has, the kernel's own among them."""

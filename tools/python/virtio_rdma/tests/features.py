@@ -28,7 +28,7 @@ def missing(guest):
     text = guest.check(f"ibv_devinfo -v -d {device}")
     values = {name: int(value, 0) for name, value in re.findall(r"(\w+):\s+(0x[0-9a-f]+|\d+)", text)}
     flags = values.get("device_cap_flags_ex", 0)
-    negotiated = guest.check(f"cat /sys/class/infiniband/{device}/device/features").strip()
+    negotiated = guest.check("cat /sys/bus/virtio/drivers/virtio_rdma/virtio*/features").strip()
     counters = guest.check(f"ls /sys/class/infiniband/{device}/ports/1/counters || true").split()
     return [
         *(f"feature bit {name}" for name, bit in bits() if negotiated[bit:bit + 1] != "1"),
