@@ -193,7 +193,7 @@ impl<D: Driver> PinnedDrop for UnregisteredDevice<D> {
 pub(crate) struct Registration<D: Driver>(Arc<UnregisteredDevice<D>>);
 
 impl<D: Driver> Registration<D> {
-    /// Registers a device, by this name or else the next one of [`Driver::NAME`]. May sleep.
+    /// Registers a device, by this name, which it had before, or else the next one of [`Driver::NAME`]. May sleep.
     ///
     /// # Errors
     ///
@@ -205,9 +205,16 @@ impl<D: Driver> Registration<D> {
     ) -> Result<Self> {
         // The core takes a name with this sign for a format.
         let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
-        // SAFETY: The device is allocated and filled in. `dma` is bound as long as this registration exists, because
-        // the driver drops the registration before it gives up the device that `dma` belongs to.
+        // udev gives a new device a name (`rdma_rename` of rdma-core), but leaves one alone that userspace has named.
+        let named_by = match name {
+            Some(_) => bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_USER,
+            None => bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_UNKNOWN,
+        };
+        // SAFETY: The device is allocated and filled in, and not registered, so nobody else uses the member. `dma` is
+        // bound as long as this registration exists, because the driver drops the registration before it gives up the
+        // device that `dma` belongs to.
         to_result(unsafe {
+            (*dev.as_raw()).name_assign_type = named_by;
             bindings::ib_register_device(
                 dev.as_raw(),
                 name.unwrap_or(D::NAME).as_char_ptr(),

@@ -32,11 +32,17 @@ USER = "debian"
 # Lists files that belong to the packages by their names, beside those that cloud-init was given.
 FILES = r"find / -xdev \( -name '*virtio_rdma*' -o -name '*virtio-rdma*' \) -not -path '/var/lib/cloud/*'"
 README = os.path.join(TOP, "README.md")
-# Waits until the port is active and has the GID of its IPv4 address, and prints the GID's index.
+USER_GUIDE = os.path.join(TOP, "Documentation/user-guide.md")
+# The name that the driver gives the first device, and the file with the rule by which rdma-core renames it.
+FIRST_NAME = "virtio_rdma0"
+NAMING_RULE = "/etc/udev/rules.d/60-rdma-persistent-naming.rules"
+# Waits until the port is active and has the GID of its IPv4 address, and udev has given the device its name. Prints
+# this name and the GID's index.
 WAIT_FOR_LINK = (
     "for try in $(seq 300); do for gid in /sys/class/infiniband/*/ports/1/gids/*; do "
-    "grep -qs '^0000:0000:0000:0000:0000:ffff:' $gid && rdma link show | grep -q ACTIVE && "
-    "{ echo ${gid##*/}; exit 0; }; done; sleep 0.2; done; rdma link show; exit 1")
+    "grep -qs '^0000:0000:0000:0000:0000:ffff:' $gid && rdma link show | grep -q ACTIVE && udevadm settle && "
+    "[ -e $gid ] && { device=${gid%/ports/*}; echo ${device##*/} ${gid##*/}; exit 0; }; done; sleep 0.2; done; "
+    "rdma link show; exit 1")
 
 only = pytest.mark.only
 
@@ -68,11 +74,29 @@ def recipe():
     assert lines, f"{README}: no recipe"
     return [line.strip().removeprefix("- ") for line in lines[1].splitlines()]
 
+
+def naming_rule():
+    """Returns the lines of the user guide that keep the name of the driver."""
+    with open(USER_GUIDE, encoding="utf-8") as file:
+        lines = re.search(r"^ +(echo 'ACTION==(?:.*\n)+? +udevadm control --reload)$", file.read(), re.MULTILINE)
+    assert lines, f"{USER_GUIDE}: no rule"
+    return lines[1]
+
+
 # A disk over SRP is there, and gets a file.
 FIRST_DISK = """
 until [ -b /dev/sda ]; do sleep 0.1; done; mkfs.ext4 -q -L srp /dev/sda; mount /dev/sda /media
 cd /media; head -c 20000000 /dev/urandom >file; sha256sum file >/tmp/sums; cd /; umount /media
 """
+# The function of the device that has this name is reset. It keeps the name, and udev leaves it alone.
+KEEPS_NAME = """
+old=$(rdma dev show given | cut -d: -f1)
+echo 1 2>/dev/null >/sys/class/infiniband/given/device/reset || true
+until new=$(rdma dev show given 2>/dev/null | cut -d: -f1) && [ -n "$new" ] && [ "$new" != "$old" ]; do sleep 0.1; done
+udevadm settle; [ -e /sys/class/infiniband/given ]
+"""
+# The driver is loaded again, and udev gives the device a name as when it appears for the first time.
+RELOAD = "modprobe -r virtio_rdma; modprobe virtio_rdma; udevadm settle"
 # The disk goes with the RDMA device and comes back with it, and so does the file.
 DISK_AGAIN = """
 modprobe -r virtio_rdma; while [ -b /dev/disk/by-label/srp ]; do sleep 0.1; done; modprobe virtio_rdma
@@ -132,10 +156,11 @@ class Cloud:
         return self.results.result(name, passed)
 
     def links(self):
-        """Checks that the port of each guest is active and has the GID of its IPv4 address, and keeps its index."""
+        """Checks that the port of each guest is active and has the GID of its IPv4 address, and keeps the name of the
+        device and the index of the GID."""
         for guest in self.guests:
             status, text = guest.run(WAIT_FOR_LINK, timeout=HANG_SECONDS)
-            guest.link = ("virtio_rdma0", text.split()[-1] if status == 0 else "0")
+            guest.link = tuple(text.split()) if status == 0 else (FIRST_NAME, "0")
             if status:
                 self.results.note(text + guest.run("dmesg | tail -n 30; lsmod | grep -E 'rdma|ib_'")[1])
             self.results.result(f"guest {guest.number}: the link is active", status == 0)
@@ -175,7 +200,29 @@ class TestPackages:
                       "! command -v gcc rustc && ! ls /run/vr 2>/dev/null")
         cloud.links()
         cloud.as_user("a user's ibv_rc_pingpong")
-        cloud.in_each("the provider is loaded by itself", f"runuser -u {USER} -- ibv_devinfo -d virtio_rdma0")
+        name = cloud.guests[0].link[0]
+        cloud.in_each("the provider is loaded by itself", f"runuser -u {USER} -- ibv_devinfo -d {name}")
+
+    def test_names(self, cloud, results):
+        """udev names the device after its PCI function, as others, and not if the user guide's rule says so."""
+        guest = cloud.guests[0]
+        name = guest.link[0]
+        path = guest.run(f"readlink -f /sys/class/infiniband/{name}/device")[1].strip()
+        bus, slot = (int(number, 16) for number in re.findall(r":(..)", path)[-2:])
+        results.note(f"{name}: {path}")
+        results.result("names: the device has that of its PCI function", name == f"rocep{bus}s{slot}")
+        for what, lines in (
+                ("one that was given stays when the device comes back",
+                 f"rdma dev set {name} name given\n{KEEPS_NAME}"),
+                ("the user guide's rule keeps that of the driver",
+                 f"{naming_rule()}\n{RELOAD}; [ -e /sys/class/infiniband/{FIRST_NAME} ]"),
+                ("rdma-core's rule is in force again",
+                 f"rm {NAMING_RULE}; udevadm control --reload; {RELOAD}; [ -e /sys/class/infiniband/{name} ]")):
+            status, text = guest.run(["bash", "-exc", lines], timeout=HANG_SECONDS)
+            if status:
+                results.note(text)
+            results.result(f"names: {what}", status == 0)
+        cloud.links()
 
     def test_upgrade(self, cloud, results):
         """The packages are upgraded under a program, with the old module loaded."""
