@@ -12,6 +12,7 @@ import dataclasses
 import os
 import re
 import signal
+import time
 
 from virtio_rdma.common import TOP
 
@@ -68,13 +69,16 @@ class Example:
         before = first.run(LISTENERS)[1].strip()
         server = start(first, self.of_first)
         waiter = first.start(f"until [ $({LISTENERS}) -gt {before} ]; do sleep 0.05; done")
-        while not waiter.done.wait(0.05) and server.status is None:
+        deadline = time.monotonic() + HANG_SECONDS
+        while not waiter.done.wait(0.05) and server.status is None and time.monotonic() < deadline:
             pass
         waiter.kill(signal.SIGKILL)
         failure = f"the server ends with status {server.status}\n" if server.status else run(second, self.of_second)
         if failure or self.title in STAYS:
             server.kill(signal.SIGTERM)
             server.wait(HANG_SECONDS)
+            # The next server is told by one listener more.
+            first.check(f"until [ $({LISTENERS}) -le {before} ]; do sleep 0.05; done", timeout=HANG_SECONDS)
         elif server.wait(HANG_SECONDS):
             failure = f"the server ends with status {server.status}\n"
         return failure and failure + server.text
