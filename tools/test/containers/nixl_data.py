@@ -10,42 +10,25 @@ and reads it back. With SYSTEM in the environment, the system's libibverbs looks
 
 import ctypes
 import os
-import pickle
 import socket
 import sys
 import time
 
-import numpy
+from blocks import Blocks
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
-SIZES = (1, 64, 4096, 65537, 4 << 20)
 SECONDS = 60
 
 
-def pattern(number, size):
-    """What a block holds: bytes that follow from its number."""
-    return ((numpy.arange(size, dtype=numpy.uint64) * 31 + number * 97) & 255).astype(numpy.uint8)
-
-
-class End:
-    """One side: an agent with a block of memory for each size, and a connection to the other side."""
+class End(Blocks):
+    """One side: an agent, with which the blocks are registered."""
 
     def __init__(self, name, connection):
+        super().__init__(connection)
         self.agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-        self.blocks = [numpy.zeros(size, dtype=numpy.uint8) for size in SIZES]
         places = [(block.ctypes.data, block.nbytes, 0, "") for block in self.blocks]
         self.agent.register_memory(places, "DRAM")
         self.places = [place[:3] for place in places]
-        self.stream = connection.makefile("rwb")
-
-    def tell(self, what):
-        """Sends an object to the other side."""
-        pickle.dump(what, self.stream)
-        self.stream.flush()
-
-    def hear(self):
-        """Returns what the other side sent."""
-        return pickle.load(self.stream)
 
     def transfer(self, kind, theirs, peer, word):
         """Transfers all blocks, and waits for the end."""
@@ -57,12 +40,6 @@ class End:
         assert state == "DONE", f"{kind}: {state}"
         self.agent.release_xfer_handle(handle)
 
-    def check(self, what, first):
-        """Compares each block with its pattern."""
-        for number, block in enumerate(self.blocks, first):
-            differs = numpy.flatnonzero(block != pattern(number, block.nbytes))
-            assert not differs.size, f"{what}: {block.nbytes} bytes: the first that differs is {differs[0]}"
-
 
 def target(port):
     with socket.create_server(("", port)) as server:
@@ -73,8 +50,7 @@ def target(port):
     end.tell("ready")
     assert end.hear() == "written"
     end.check("written", 1)
-    for number, block in enumerate(end.blocks, 100):
-        block[:] = pattern(number, block.nbytes)
+    end.fill(100)
     end.tell("changed")
     assert end.hear() == "read"
 
@@ -85,8 +61,7 @@ def initiator(port, address):
     peer, theirs = end.agent.add_remote_agent(metadata), end.agent.deserialize_descs(places)
     end.tell(end.agent.get_agent_metadata())
     assert end.hear() == "ready"
-    for number, block in enumerate(end.blocks, 1):
-        block[:] = pattern(number, block.nbytes)
+    end.fill(1)
     end.transfer("WRITE", theirs, peer, b"written")
     end.tell("written")
     assert end.hear() == "changed"

@@ -8,53 +8,24 @@ ADDRESS is the host's own. Both exchange what the engine wants to know of the ot
 writes to the memory of the target and reads it back.
 """
 
-import pickle
 import socket
 import sys
 
-import numpy
+from blocks import SIZES, Blocks
 from mooncake.engine import TransferEngine
 
-SIZES = (1, 64, 4096, 65537, 4 << 20)
 
-
-def pattern(number, size):
-    """What a block holds: bytes that follow from its number."""
-    return ((numpy.arange(size, dtype=numpy.uint64) * 31 + number * 97) & 255).astype(numpy.uint8)
-
-
-class End:
-    """One side: an engine with a block of memory for each size, and a connection to the other side."""
+class End(Blocks):
+    """One side: an engine, with which the blocks are registered."""
 
     def __init__(self, device, address, connection):
+        super().__init__(connection)
         self.engine = TransferEngine()
         assert self.engine.initialize(address, "P2PHANDSHAKE", "rdma", device) == 0, "the engine does not start"
         self.name = f"{address}:{self.engine.get_rpc_port()}"
-        self.blocks = [numpy.zeros(size, dtype=numpy.uint8) for size in SIZES]
         self.places = [block.ctypes.data for block in self.blocks]
         for place, block in zip(self.places, self.blocks):
             assert self.engine.register_memory(place, block.nbytes) == 0, f"{block.nbytes} bytes are not registered"
-        self.stream = connection.makefile("rwb")
-
-    def tell(self, what):
-        """Sends an object to the other side."""
-        pickle.dump(what, self.stream)
-        self.stream.flush()
-
-    def hear(self):
-        """Returns what the other side sent."""
-        return pickle.load(self.stream)
-
-    def fill(self, first):
-        """Gives each block its pattern."""
-        for number, block in enumerate(self.blocks, first):
-            block[:] = pattern(number, block.nbytes)
-
-    def check(self, what, first):
-        """Compares each block with its pattern."""
-        for number, block in enumerate(self.blocks, first):
-            differs = numpy.flatnonzero(block != pattern(number, block.nbytes))
-            assert not differs.size, f"{what}: {block.nbytes} bytes: the first that differs is {differs[0]}"
 
 
 def target(device, port, address):

@@ -31,8 +31,6 @@ FS_ENV = {"UNIX_IO_NOZEROOUT": "1"}
 FS_DEFAULTS = r"sed -i 's/^\[defaults\]/&\n\tlazy_itable_init = 0\n\tdiscard = 0/' /etc/mke2fs.conf"
 # The next disk has the name of this one.
 AFTERWARDS = {"iSER": "iscsiadm -m node -u"}
-
-
 # The environment of all lines: what root of user-mode Linux needs for mpirun and ssh.
 COMMON_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Prints who waits for connections.

@@ -153,7 +153,7 @@ class Ulp:
         self.do(self.host, "disconnect")
 
     def large(self):
-        """A file of a remote file system that is larger than the memory of the host has room for."""
+        """A file of a remote file system that is as large as the memory of the host."""
         self.do(self.target, "target_up")
         self.do(self.host, "store_up", name="place")
         self.do(self.host, "connect")
