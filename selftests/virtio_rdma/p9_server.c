@@ -2,8 +2,8 @@
 /*
  * Serves a directory by 9P2000.L over RDMA (Documentation/filesystems/9p.rst): the other side of
  * trans=rdma, for which Linux has a client alone. Each message is one SEND. It has what
- * files need: no links, no devices, no extended attributes, no locks and no renames, and whoever
- * comes is root.
+ * files need: no links, no devices, no extended attributes, no locks and no renames. Each client
+ * acts as root.
  *
  * Usage: p9_server ADDRESS DIRECTORY
  */
@@ -15,7 +15,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -210,7 +210,7 @@ impl<D: Driver> Registration<D> {
             Some(_) => bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_USER,
             None => bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_UNKNOWN,
         };
-        // SAFETY: The device is allocated and filled in, and not registered, so nobody else uses the member. `dma` is
+        // SAFETY: The device is allocated and filled in, and not registered, so nobody else uses its members. `dma` is
         // bound as long as this registration exists, because the driver drops the registration before it gives up the
         // device that `dma` belongs to.
         to_result(unsafe {
