@@ -10,31 +10,18 @@ use rustix::fs::{chownat, fchmod, AtFlags, Mode, CWD};
 use rustix::net::{bind, SocketAddrUnix};
 use rustix::process::{umask, Gid, Uid};
 
-use crate::key_values::{KeyValues, ListError};
-
 /// The owner and the permissions of the sockets of a guest. Those of whoever makes the sockets are the default.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Access {
     /// A user, by name or number.
-    user: Option<String>,
+    pub user: Option<String>,
     /// A group, likewise.
-    group: Option<String>,
+    pub group: Option<String>,
     /// Permission bits, whatever the umask.
-    mode: Option<u32>,
+    pub mode: Option<u32>,
 }
 
 impl Access {
-    /// Reads `owner=` and `mode=` of a guest. Whether the user and the group exist shows when a socket is made, in a
-    /// process that may look.
-    ///
-    /// # Errors
-    ///
-    /// A key has a value that it cannot have.
-    pub fn read(list: &KeyValues<'_>) -> Result<Self, ListError> {
-        let (user, group) = list.get("owner").map_or(Ok((None, None)), owner)?;
-        Ok(Self { user, group, mode: list.get("mode").map(mode).transpose()? })
-    }
-
     /// Makes the file of a socket that does not listen yet, so that nobody connects before the file has its owner. With
     /// `mode=`, no other thread may make files meanwhile, because they would have the permissions of this one.
     ///
@@ -65,25 +52,6 @@ impl Access {
             Error::new(Error::from(errno).kind(), format!("owner=: {errno}"))
         })
     }
-}
-
-fn owner(value: &str) -> Result<(Option<String>, Option<String>), ListError> {
-    let (user, group) = match value.split_once(':') {
-        None => (value, None),
-        Some((user, group)) => (user, Some(group)),
-    };
-    if group.is_some_and(|group| group.is_empty() || group.contains(':')) {
-        return Err(ListError::value("owner", value, "USER, USER:GROUP or :GROUP"));
-    }
-    let user = Some(user).filter(|user| !user.is_empty());
-    Ok((user.map(str::to_owned), group.map(str::to_owned)))
-}
-
-fn mode(value: &str) -> Result<u32, ListError> {
-    let bits = Some(value).filter(|value| !value.starts_with('+'));
-    bits.and_then(|bits| u32::from_str_radix(bits, 8).ok())
-        .filter(|bits| *bits <= 0o777)
-        .ok_or_else(|| ListError::value("mode", value, "octal permissions such as 0660"))
 }
 
 /// Returns the number of a user, who may be named by it.
@@ -118,33 +86,6 @@ fn unknown(kind: &str, name: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn read(list: &str) -> Result<Access, ListError> {
-        Access::read(&KeyValues::read(list, &["owner", "mode"], &[]).unwrap())
-    }
-
-    fn access(user: Option<&str>, group: Option<&str>, mode: Option<u32>) -> Access {
-        Access { user: user.map(str::to_owned), group: group.map(str::to_owned), mode }
-    }
-
-    #[test]
-    fn access_is_understood() {
-        assert_eq!(
-            read("owner=vm1:kvm,mode=0660"),
-            Ok(access(Some("vm1"), Some("kvm"), Some(0o660)))
-        );
-        assert_eq!(read("owner=64055"), Ok(access(Some("64055"), None, None)));
-        assert_eq!(read("owner=:kvm"), Ok(access(None, Some("kvm"), None)));
-        assert_eq!(read("mode=600"), Ok(access(None, None, Some(0o600))));
-        for value in ["a:", ":", "a:b:c"] {
-            let error = read(&format!("owner={value}")).unwrap_err();
-            assert!(matches!(error, ListError::Value { key: "owner", .. }), "{value}");
-        }
-        for value in ["0o660", "888", "1000", "+660", "rw"] {
-            let error = read(&format!("mode={value}")).unwrap_err();
-            assert!(matches!(error, ListError::Value { key: "mode", .. }), "{value}");
-        }
-    }
 
     #[test]
     fn users_and_groups_have_numbers() {

@@ -9,8 +9,9 @@ use serde_json::json;
 use crate::call::call_with;
 use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
 use crate::nic::Framing;
-use crate::options::{AddOptions, GuestSpec, RemoveOptions};
+use crate::options::{AddOptions, RemoveOptions};
 use crate::socket::{remove_socket, Kind, Socket};
+use crate::spec::GuestSpec;
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {

@@ -14,8 +14,8 @@ use virtio_transport::{Backend, Protocol, ResumeError, Server, State as Saved};
 use crate::backend::GuestBackend;
 use crate::guest::Guest;
 use crate::handover::{Connected, ConnectionJournal, Said};
-use crate::options::Transport;
 use crate::poller::{Poller, Source};
+use crate::spec::Transport;
 use crate::spin::Spin;
 
 /// Why a connection ended.

@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use engine::{Device, Incident};
 use memory::Share;
-use serde::{Deserialize, Serialize};
 
 use crate::events::{Event, Events};
 use crate::handover::Kept;
-use crate::options::{GuestSpec, SpecError};
-use crate::policy::PolicyChange;
 use crate::seat::Seat;
 use crate::socket::Socket;
+use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError};
 use crate::times;
 use crate::worker_handle::WorkerHandle;
 
@@ -72,28 +70,6 @@ impl engine::Wake for Link {
 
     fn note(&self, incident: Incident) {
         self.tell(Event::Incident(incident));
-    }
-}
-
-/// Who has named a guest.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
-pub enum Origin {
-    /// The command line.
-    CommandLine,
-    /// The configuration file.
-    File,
-    /// A client of the control socket.
-    Call,
-}
-
-impl Origin {
-    /// Returns the name, as clients of the control socket know it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::CommandLine => "options",
-            Self::File => "file",
-            Self::Call => "call",
-        }
     }
 }
 

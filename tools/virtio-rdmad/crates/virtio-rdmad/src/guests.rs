@@ -18,17 +18,13 @@ use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 
 use crate::events::Events;
-use crate::guest::{Guest, Link, Origin};
+use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
 use crate::nic::{Framing, Nic};
-use crate::options::{GuestSpec, SpecError};
-use crate::policy::PolicyChange;
 use crate::socket::Socket;
+use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError, MAX_GUESTS};
 use crate::switch::Switch;
 use crate::worker_handle::{least, Arrival, WorkerHandle};
-
-/// Most guests of a process.
-pub const MAX_GUESTS: usize = 1024;
 
 /// Descriptors that a guest may need besides those of its queues and its memory: for the sockets of its VMM and of its
 /// network interface, each of which is kept for a later process as well, and for what keeps them.

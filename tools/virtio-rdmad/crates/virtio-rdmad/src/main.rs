@@ -14,7 +14,7 @@ mod backend;
 mod balance;
 mod call;
 mod clock;
-mod config_file;
+mod config;
 mod connection;
 mod control;
 mod crew;
@@ -25,12 +25,10 @@ mod guests;
 mod handover;
 mod histogram;
 mod intake;
-mod key_values;
 mod log;
 mod metrics;
 mod nic;
 mod options;
-mod policy;
 mod poller;
 mod privileges;
 mod reload;
@@ -40,13 +38,13 @@ mod sandbox;
 mod seat;
 mod set;
 mod socket;
+mod spec;
 mod spin;
 mod status;
 mod switch;
 mod times;
 mod top;
 mod uplink;
-mod uplink_spec;
 mod waker;
 mod watch;
 mod worker;
@@ -58,7 +56,7 @@ use handover::supervisor;
 use options::Command;
 
 fn main() -> ExitCode {
-    let options = match config_file::options() {
+    let options = match config::options() {
         Ok(options) => options,
         Err(error) => return fail(&error),
     };

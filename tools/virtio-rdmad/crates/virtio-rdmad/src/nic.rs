@@ -18,8 +18,8 @@ use forwarding::Mac;
 use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
 
-use crate::options::Transport;
 use crate::socket::{Kind, Socket};
+use crate::spec::Transport;
 
 /// Most bytes that wait for a VMM that does not read.
 const MOST_PENDING: usize = 1 << 20;

@@ -10,17 +10,17 @@ use std::path::Path;
 
 use crate::add_remove::{add_to, remove_from};
 use crate::call::ask_summary;
-use crate::config_file::ConfigFile;
-use crate::guest::Origin;
-use crate::key_values::KeyValues;
-use crate::options::{self, GuestSpec, ReloadOptions, SpecError};
-use crate::policy::{self, PolicyChange};
+use crate::config;
+use crate::options::ReloadOptions;
 use crate::report::{GuestReport, Report};
 use crate::set::set_in_file;
+use crate::spec::{
+    keys, ConfigFile, GuestSpec, KeyValues, Origin, PolicyChange, SpecError, DEFAULT,
+};
 
 /// Has the process follow the file. If the file has a mistake, nothing changes.
 pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let file = ConfigFile::read(&options.config)?;
+    let file = config::read(&options.config)?;
     let report = ask_summary(&options.control)?;
     let plan = Plan::new(&file, &report)?;
     let failures = plan.carry_out(&options.control);
@@ -92,8 +92,8 @@ impl Plan {
             (list(&is.text)?, list(&wanted.text)?, list(named)?);
         let differs = |key: &&&str| is_list.get(key) != wanted_list.get(key);
         let is_new = |key: &&&str| named_list.get(key) != wanted_list.get(key);
-        let changes = policy::KEYS.iter().filter(is_new);
-        let changes = changes.map(|key| (*key, wanted_list.get(key).unwrap_or(policy::DEFAULT)));
+        let changes = keys::POLICY.iter().filter(is_new);
+        let changes = changes.map(|key| (*key, wanted_list.get(key).unwrap_or(DEFAULT)));
         let changes: KeyValues<'_> = changes.collect();
         if !changes.pairs().is_empty() {
             // The values are those of a guest that is right.
@@ -102,8 +102,8 @@ impl Plan {
             }
         }
         if !is.is_same_but_policy(wanted) {
-            let keys = options::KEYS.iter().filter(|key| !policy::KEYS.contains(key));
-            let keys: Vec<_> = keys.filter(differs).copied().collect();
+            let keys = keys::DEVICE.iter().filter(differs);
+            let keys: Vec<_> = keys.copied().collect();
             self.needs_restart.push(format!("{} of guest {name}", keys.join(", ")));
         }
         Ok(())
@@ -143,7 +143,7 @@ impl Plan {
 }
 
 fn list(spec: &str) -> Result<KeyValues<'_>, SpecError> {
-    Ok(KeyValues::read(spec, options::KEYS, &[])?)
+    Ok(KeyValues::read(spec, keys::GUEST, &[])?)
 }
 
 /// Returns what differs between a file and the one that the process was started with, beside the guests.

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::call::{call_with, CallError, INVALID_PARAMETER};
 use crate::control::interface::SET_POLICY;
 use crate::options::SetOptions;
-use crate::policy::PolicyChange;
+use crate::spec::PolicyChange;
 
 /// Has the process change the policy of a guest.
 pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {

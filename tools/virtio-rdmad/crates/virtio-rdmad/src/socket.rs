@@ -243,7 +243,6 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key_values::KeyValues;
 
     fn directory(name: &str) -> PathBuf {
         let directory = std::env::temp_dir().join(format!("rdmad-{name}-{}", std::process::id()));
@@ -317,9 +316,9 @@ mod tests {
         let path = directory.join("a");
         let me = std::fs::metadata(&directory).unwrap();
         for (kind, mode) in [(Kind::Stream, 0o666), (Kind::Packets, 0o600), (Kind::Stream, 0)] {
-            let list = format!("owner={}:{},mode={mode:o}", me.uid(), me.gid());
-            let list = KeyValues::read(&list, &["owner", "mode"], &[]).unwrap();
-            let socket = Socket::bind(&path, kind, &Access::read(&list).unwrap()).unwrap();
+            let [user, group] = [me.uid(), me.gid()].map(|id| Some(id.to_string()));
+            let access = Access { user, group, mode: Some(mode) };
+            let socket = Socket::bind(&path, kind, &access).unwrap();
             let file = std::fs::symlink_metadata(&path).unwrap();
             assert_eq!((file.mode() & 0o7777, file.uid(), file.gid()), (mode, me.uid(), me.gid()));
             drop(socket);

@@ -5,7 +5,7 @@ mod terminal;
 mod view;
 
 use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::call::ask_summary;
 use crate::options::TopOptions;
@@ -60,27 +60,4 @@ fn print(lines: &[String], is_first: bool) -> Result<(), std::io::Error> {
     let gap = if is_first { "" } else { "\n" };
     writeln!(stdout, "{gap}{}", lines.join("\n"))?;
     stdout.flush()
-}
-
-/// Returns the interval between two views, which is given in seconds.
-pub fn interval(seconds: &str) -> Result<Duration, String> {
-    let seconds: f64 = seconds.parse().map_err(|_| "this is no number of seconds".to_owned())?;
-    if (0.1..=3600.0).contains(&seconds) {
-        Ok(Duration::from_secs_f64(seconds))
-    } else {
-        Err("the interval must be from 0.1 to 3600 seconds".to_owned())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn intervals_have_bounds() {
-        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
-        for wrong in ["", "x", "0", "-1", "0.01", "3601", "nan", "inf", "1e99"] {
-            assert!(interval(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -16,8 +16,7 @@ use std::sync::Arc;
 use forwarding::Mac;
 use roce::Segments;
 
-use crate::options::GuestSpec;
-use crate::uplink_spec::{UplinkSpec, WaySpec};
+use crate::spec::{GuestSpec, UplinkSpec, WaySpec};
 use counters::{Counters, Event};
 use port::Port;
 use tunnel::Tunnel;

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 use crate::connection::Connection;
-use crate::guests::MAX_GUESTS;
 use crate::handover::Connected;
+use crate::spec::MAX_GUESTS;
 use crate::times::Times;
 use crate::waker::Waker;
 

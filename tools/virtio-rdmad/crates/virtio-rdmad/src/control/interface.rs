@@ -12,13 +12,11 @@ use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
-use crate::guest::Origin;
 use crate::guests::{AddError, RemoveError, SetError};
 use crate::nic::Framing;
-use crate::options::{GuestSpec, SpecError};
-use crate::policy::{PolicyChange, PolicyError};
 use crate::report::EventReport;
 use crate::socket::{Kind, Socket};
+use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, SpecError};
 
 /// The interface.
 pub const NAME: &str = "org.virtio-rdma.Daemon";

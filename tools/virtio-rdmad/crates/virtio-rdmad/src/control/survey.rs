@@ -9,12 +9,13 @@ use std::sync::Arc;
 use engine::{Address, DeviceStatus, Limits, QpCount, QpState, QpStatus, Quota, SrqStatus};
 
 use crate::guest::Guest;
-use crate::guests::{Guests, MAX_GUESTS};
+use crate::guests::Guests;
 use crate::histogram;
 use crate::report::{
     BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpCountReport, QpReport,
     Report, SrqReport, UplinkReport, WorkerReport,
 };
+use crate::spec::MAX_GUESTS;
 use crate::switch::Switch;
 use crate::times::Reading;
 use crate::worker_handle::WorkerHandle;

@@ -18,8 +18,8 @@ use super::listeners::Listeners;
 use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
 use crate::connection::Ended;
-use crate::guest::{Guest, Origin};
-use crate::options::{GuestSpec, SpecError};
+use crate::guest::Guest;
+use crate::spec::{GuestSpec, Origin, SpecError};
 
 /// The beginning of the names of what is kept. A number follows.
 const NAME: &str = "guest-";

@@ -21,7 +21,7 @@ use vxlan::congestion::{self, Ecn};
 use vxlan::Vni;
 
 use super::counters::{Counters, Event};
-use crate::uplink_spec::TunnelSpec;
+use crate::spec::TunnelSpec;
 
 /// Most MAC addresses that the tunnel knows the places of.
 const STATIONS: usize = 4096;

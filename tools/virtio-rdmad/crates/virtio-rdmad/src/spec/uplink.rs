@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use vxlan::Vni;
 
-use crate::key_values::{self, KeyValues, ListError};
+use super::key_values::{self, KeyValues, ListError};
 
 /// Most other ends of a tunnel. A frame for a group goes to each of them.
 const MOST_REMOTES: usize = 64;

@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a guest may do: the keys of a `--guest` that may change while the guest is there.
 
-use std::fmt::{Display, Formatter};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 use engine::{
     AddressRights, AllowedValues, DevicePolicy, GidPrefix, Quota, TrafficClasses, VlanList,
 };
 
-use crate::key_values::{number, KeyValues, ListError};
-use crate::options::{self, GuestSpec, SpecError};
-
-/// The keys.
-pub const KEYS: &[&str] = options::KEYS.split_at(options::DEVICE_KEYS).1;
-
-/// The value of a key, in a change, that stands for a guest without that key.
-pub const DEFAULT: &str = "default";
+use super::key_values::{number, KeyValues, ListError};
 
 /// Reads the policy of a guest.
 ///
@@ -52,71 +43,6 @@ fn quota(list: &KeyValues<'_>) -> Result<Quota, ListError> {
         wire_rate: list.get("rate").map(rate).transpose()?,
         message_rate: list.get("message-rate").map(message_rate).transpose()?,
     })
-}
-
-/// What changes of a guest's policy.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct PolicyChange {
-    /// Keys and their new values; `None`: the guest has the key no longer.
-    changes: Vec<(&'static str, Option<String>)>,
-}
-
-/// Why a policy cannot change so.
-#[derive(Debug, Eq, PartialEq, thiserror::Error)]
-pub enum PolicyError {
-    /// The list of keys and values is not right.
-    #[error(transparent)]
-    List(#[from] ListError),
-    /// A key does not belong to the policy.
-    #[error("{0} cannot be changed while the guest is there")]
-    Fixed(&'static str),
-    /// The guest would not be right any more.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-}
-
-impl FromStr for PolicyChange {
-    type Err = PolicyError;
-
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
-        let list = KeyValues::read(text, options::KEYS, &[])?;
-        let mut changes = Vec::new();
-        for (key, value) in list.pairs() {
-            if !KEYS.contains(key) {
-                return Err(PolicyError::Fixed(key));
-            }
-            changes.push((*key, (*value != DEFAULT).then(|| (*value).to_owned())));
-        }
-        // What other keys have does not matter: each of them has a right value already.
-        let new = changes.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?)));
-        read(&new.collect())?;
-        Ok(Self { changes })
-    }
-}
-
-impl Display for PolicyChange {
-    /// Writes the change as it is read.
-    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
-        let value = |value: &'_ Option<String>| value.as_deref().unwrap_or(DEFAULT).to_owned();
-        let changes: Vec<_> = self.changes.iter().map(|(key, of)| (*key, value(of))).collect();
-        let pairs = changes.iter().map(|(key, value)| (*key, value.as_str()));
-        pairs.collect::<KeyValues<'_>>().fmt(out)
-    }
-}
-
-impl PolicyChange {
-    /// Returns what a guest is that was as this text says, once the change is made.
-    ///
-    /// # Errors
-    ///
-    /// The text is not that of a guest.
-    pub fn of(&self, spec: &str) -> Result<GuestSpec, SpecError> {
-        let list = KeyValues::read(spec, options::KEYS, &[])?;
-        let is_changed = |key: &str| self.changes.iter().any(|(changed, _)| *changed == key);
-        let kept = list.pairs().iter().copied().filter(|(key, _)| !is_changed(key));
-        let new = self.changes.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?)));
-        kept.chain(new).collect::<KeyValues<'_>>().to_string().parse()
-    }
 }
 
 /// Reads a number that may have a unit, one of these letters, each of which is `base` times as much as the one before.
@@ -239,6 +165,7 @@ fn vlan_list(list: &str) -> Result<VlanList, ListError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{GuestSpec, SpecError};
     use super::*;
 
     fn parse(keys: &str) -> Result<DevicePolicy, SpecError> {
@@ -341,40 +268,5 @@ mod tests {
             check_refused(key, &["0", "-1", "4294967296", "many"]);
         }
         check_refused("memory", &["0", "4095", "1.5G", "T", "99999999999T"]);
-    }
-
-    #[test]
-    fn a_change_concerns_what_it_names() {
-        let change = |text: &str, changes: &str| {
-            let change = changes.parse::<PolicyChange>().unwrap();
-            change.of(&format!("name=a,vfio-user=b{text}")).unwrap().text
-        };
-        assert_eq!(change("", "rate=1G"), "name=a,vfio-user=b,rate=1G");
-        assert_eq!(
-            change(",rate=1G,rings=off,qps=3", "rate=2G"),
-            "name=a,vfio-user=b,rings=off,qps=3,rate=2G"
-        );
-        assert_eq!(change(",rate=1G,qps=3", "qps=default,rate=default"), "name=a,vfio-user=b");
-        assert_eq!(change("", "rate=default"), "name=a,vfio-user=b");
-    }
-
-    #[test]
-    fn mistakes_in_changes_are_named() {
-        let error = |text: &str| text.parse::<PolicyChange>().unwrap_err();
-        assert_eq!(error("rings=off"), PolicyError::Fixed("rings"));
-        assert_eq!(error("rate=1G,name=b"), PolicyError::Fixed("name"));
-        assert!(matches!(error("speed=1"), PolicyError::List(ListError::UnknownKey { .. })));
-        assert!(matches!(error(""), PolicyError::List(ListError::NoValue(_))));
-        assert!(matches!(error("qps=1,qps=2"), PolicyError::List(ListError::Twice("qps"))));
-        assert!(matches!(error("qps=0"), PolicyError::List(ListError::Value { key: "qps", .. })));
-        assert!(matches!(
-            error("gid=default+10.0.0.1"),
-            PolicyError::List(ListError::Value { .. })
-        ));
-    }
-
-    #[test]
-    fn the_policy_is_a_part_of_a_guest() {
-        assert_eq!((KEYS.first(), KEYS.last()), (Some(&"gid"), Some(&"memory")));
     }
 }
