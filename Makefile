@@ -106,7 +106,7 @@ tsan: ## the provider's tests in which threads meet, under ThreadSanitizer
 .PHONY: loom
 loom: ## what device, provider and their threads see of each other, in each order that a processor allows
 	@$(device_cargo) env RUSTFLAGS='--cfg loom' CARGO_PROFILE_TEST_OPT_LEVEL=1 \
-		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p ring -p virtio-rdmad --lib --bins orders::
+		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p ring -p scheduler -p virtio-rdmad --lib --bins orders::
 	@$(provider) loom
 
 .PHONY: schedules

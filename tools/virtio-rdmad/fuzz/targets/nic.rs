@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use engine::{Fabric, FabricConfig};
-use forwarding::stream::{self, BadLength, Reader, Rest};
+use network::forwarding::stream::{self, BadLength, Reader, Rest};
 use fuzz::{Guest, Program};
 use libfuzzer_sys::fuzz_target;
 
@@ -107,10 +107,10 @@ fn read(mut stream: &[u8], fabric: &Arc<Fabric>, program: &mut Program<'_>) {
 
 /// Asks what the switch asks of a frame.
 fn forward(frame: &[u8], fabric: &Arc<Fabric>) {
-    let (destination, _) = forwarding::addresses(frame).expect("a whole Ethernet header");
+    let (destination, _) = network::forwarding::addresses(frame).expect("a whole Ethernet header");
     let is_taken = fabric.receive(frame, 0);
     let is_for_device = is_taken || fabric.has_destination(frame);
-    if is_for_device && !forwarding::is_group(destination) {
+    if is_for_device && !network::forwarding::is_group(destination) {
         assert!(roce::destination(frame).is_some());
     }
 }

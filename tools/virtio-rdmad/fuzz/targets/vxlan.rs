@@ -14,10 +14,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use forwarding::{Learnt, Mac, Table};
+use network::forwarding::{Learnt, Mac, Table};
 use fuzz::Program;
 use libfuzzer_sys::fuzz_target;
-use vxlan::congestion::{self, Ecn};
+use network::vxlan::congestion::{self, Ecn};
 
 /// Most stations that the table may know, and how long it knows them.
 const MOST: usize = 4;
@@ -132,7 +132,7 @@ impl Stations {
         match self.table.learn(mac, remote, now) {
             Learnt::Yes => _ = self.learnt.insert(mac, (remote, now)),
             Learnt::Full => assert_eq!(self.table.len(), MOST),
-            Learnt::Group => assert!(forwarding::is_group(mac)),
+            Learnt::Group => assert!(network::forwarding::is_group(mac)),
         }
         assert!(self.table.len() <= MOST);
         for (mac, (remote, seen)) in &self.learnt {
@@ -155,13 +155,13 @@ fuzz_target!(|bytes: &[u8]| {
             packet(operation, &mut program)
         };
         let original = packet.clone();
-        let Ok((vni, frame)) = vxlan::decode(&mut packet) else {
+        let Ok((vni, frame)) = network::vxlan::decode(&mut packet) else {
             assert!(original.len() < 22 || original[0] & 8 == 0);
             continue;
         };
         assert!(original[0] & 8 != 0 && *frame == original[8..]);
-        assert_eq!(vxlan::header(vni), [8, 0, 0, 0, original[4], original[5], original[6], 0]);
-        let (_, source) = forwarding::addresses(frame).expect("an Ethernet header");
+        assert_eq!(network::vxlan::header(vni), [8, 0, 0, 0, original[4], original[5], original[6], 0]);
+        let (_, source) = network::forwarding::addresses(frame).expect("an Ethernet header");
         stations.learn(source, remote, now);
         leave(frame, outer);
     }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a thread asks of the kernel's scheduler.
+//! How a thread sleeps, wakes ([`Waker`]), and what it asks of the kernel's scheduler ([`set_slice`]).
+
+mod waker;
 
 use std::io::Error;
 use std::time::Duration;
+
+pub use waker::Waker;
 
 /// Asks the kernel to give the calling thread a processor for `slice` at a time, and soon after it
 /// wakes up.

@@ -8,7 +8,6 @@ use serde_json::json;
 
 use crate::call::call_with;
 use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
-use crate::nic::Framing;
 use crate::options::{AddOptions, RemoveOptions};
 use crate::socket::{remove_socket, Kind, Socket};
 use crate::spec::GuestSpec;
@@ -27,7 +26,7 @@ pub fn add_to(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut sockets = vec![Socket::bind(&guest.path, Kind::Stream, &guest.access)?];
     if let Some(path) = &guest.nic {
-        sockets.push(Socket::bind(path, Framing::of(guest.transport).kind(), &guest.access)?);
+        sockets.push(Socket::bind(path, guest.transport.framing().into(), &guest.access)?);
     }
     let parameters = json!({ "spec": guest.text, "in_file": is_in_file });
     let listeners: Vec<_> = sockets.iter().map(|socket| socket.listener().as_fd()).collect();

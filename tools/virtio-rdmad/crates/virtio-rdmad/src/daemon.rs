@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use blame::Board;
 use engine::{Fabric, FabricConfig};
+use network::{Intake, Nic, Switch, Uplink};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
@@ -25,19 +26,15 @@ use crate::control::{self, Surveyed};
 use crate::crew::{Assigned, Crew, NotPrepared, Resumed};
 use crate::events::Events;
 use crate::guest::Guest;
-use crate::guests::{AddError, Arriving, Guests};
+use crate::guests::{stations, AddError, Arriving, Guests};
 use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
-use crate::intake::Intake;
 use crate::log;
-use crate::nic::{Framing, Nic};
 use crate::options::{self, Options};
 use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::{Kind, Socket};
 use crate::spec::{GuestSpec, Origin, MAX_GUESTS};
-use crate::switch::Switch;
-use crate::uplink::Uplink;
 use crate::worker::Worker;
 use crate::worker_handle::WorkerHandle;
 
@@ -127,7 +124,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         .map(|_| WorkerHandle::new())
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
-    let networks = networks(options, &mut listeners, &inherited)?;
+    let mut interfaces = interfaces(options, &mut listeners, &inherited)?;
+    let networks = networks(options, &mut interfaces)?;
     let switches: Vec<_> = networks.values().filter_map(|network| network.switch.clone()).collect();
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
@@ -144,7 +142,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let guests = Arc::new(guests);
     let paused = inherited.paused_since();
     let board = inherited.board.take();
-    let added = add_guests(options, &guests, inherited, &mut listeners)?;
+    let added = add_guests(options, &guests, inherited, &mut listeners, interfaces.sockets)?;
     listeners.remove_rest();
     if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
@@ -165,7 +163,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     }
     let crew = start(options, made, filters.as_ref())?;
     let settings = options.file.settings();
-    let sockets = Sockets { control, guests: guests.clone(), switches: switches.clone() };
+    let sockets = Sockets { control, guests: guests.clone() };
     let surveyed =
         Surveyed { guests: guests.clone(), workers: workers.clone(), switches, settings };
     let control = sockets.control.clone();
@@ -329,7 +327,6 @@ fn signals() -> Result<(UnixStream, Arc<AtomicBool>), Error> {
 struct Sockets {
     control: Option<Arc<Socket>>,
     guests: Arc<Guests>,
-    switches: Vec<Arc<Switch>>,
 }
 
 impl Sockets {
@@ -339,9 +336,7 @@ impl Sockets {
         let stays =
             |guest: &Guest| guest.origin != Origin::Call && !guest.leaves.load(Ordering::Relaxed);
         guests.retain(|guest| stays(guest));
-        let nics: Vec<_> = self.switches.iter().flat_map(|switch| switch.nics()).collect();
-        let is_of = |nic: &Nic| guests.iter().any(|guest| guest.spec.name == nic.guest);
-        let nics = nics.iter().filter(|nic| is_of(nic)).map(|nic| &nic.socket);
+        let nics = guests.iter().filter_map(|guest| guest.nic_socket.as_deref());
         let guests = guests.iter().map(|guest| &guest.socket);
         guests.chain(nics).chain(self.control.as_deref()).for_each(f);
     }
@@ -392,18 +387,18 @@ impl Network {
     }
 }
 
-/// Opens the uplinks and the network interfaces, and makes a fabric for each network.
+/// Opens the uplinks, and makes a fabric for each network. The switches of these take the network interfaces.
 fn networks(
     options: &Options,
-    listeners: &mut Listeners,
-    inherited: &Inherited,
+    interfaces: &mut Interfaces,
 ) -> Result<HashMap<String, Network>, DaemonError> {
-    let mut nics = nics(options, listeners, inherited)?;
     let mut uplinks = HashMap::new();
     for spec in &options.uplinks {
         let is_of_network = |guest: &&GuestSpec| guest.network == spec.network;
         let guests: Vec<_> = options.guests.iter().filter(is_of_network).collect();
-        let opened = Uplink::open(spec, &guests);
+        let have_nics = guests.iter().any(|guest| guest.nic.is_some());
+        let stations = stations(guests.iter().copied());
+        let opened = Uplink::open(&spec.network, &spec.way, have_nics, stations.as_deref());
         let failed = |error| DaemonError::Way { name: spec.way.to_string(), error };
         if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
             return Err(DaemonError::Uplink(spec.network.clone()));
@@ -412,7 +407,7 @@ fn networks(
     let mut networks = HashMap::new();
     for GuestSpec { network, .. } in &options.guests {
         if !networks.contains_key(network) {
-            let (uplink, nics) = (uplinks.remove(network), nics.remove(network));
+            let (uplink, nics) = (uplinks.remove(network), interfaces.nics.remove(network));
             networks.insert(network.clone(), Network::new(network, uplink, nics)?);
         }
     }
@@ -422,22 +417,32 @@ fn networks(
     }
 }
 
-/// Opens the network interfaces of the guests, by network.
-fn nics(
+/// The network interfaces of the guests that the options have.
+#[derive(Default)]
+struct Interfaces {
+    /// The interfaces, by network.
+    nics: HashMap<String, Vec<Nic>>,
+    /// The sockets that their VMMs connect to, by guest.
+    sockets: HashMap<String, Arc<Socket>>,
+}
+
+/// Opens the network interfaces of the guests that the options have.
+fn interfaces(
     options: &Options,
     listeners: &mut Listeners,
     inherited: &Inherited,
-) -> Result<HashMap<String, Vec<Nic>>, DaemonError> {
-    let mut nics: HashMap<String, Vec<Nic>> = HashMap::new();
+) -> Result<Interfaces, DaemonError> {
+    let mut interfaces = Interfaces::default();
     for spec in &options.guests {
         let (Some(path), Some(mac)) = (&spec.nic, spec.mac) else { continue };
-        let framing = Framing::of(spec.transport);
+        let framing = spec.transport.framing();
         let may_stay = inherited.has_access_of(spec);
-        let socket = listeners.bind(path, framing.kind(), &spec.access, may_stay)?;
-        let nic = Nic::new(&spec.name, mac, framing, socket);
-        nics.entry(spec.network.clone()).or_default().push(nic);
+        let socket = Arc::new(listeners.bind(path, framing.into(), &spec.access, may_stay)?);
+        let nic = Nic::new(&spec.name, mac, framing, socket.clone());
+        interfaces.nics.entry(spec.network.clone()).or_default().push(nic);
+        interfaces.sockets.insert(spec.name.clone(), socket);
     }
-    Ok(nics)
+    Ok(interfaces)
 }
 
 /// Starts a thread for each switch. The threads end when the stream that this returns is dropped.
@@ -455,7 +460,7 @@ fn start_switches(
                 tracing::error!(%error, "the switch does not run");
                 return;
             }
-            switch.run(&fabric, intake.as_deref(), &ended);
+            network::thread::run(&switch, &fabric, intake.as_deref(), &ended);
         };
         threads.push(std::thread::Builder::new().name("switch".to_owned()).spawn(serve)?);
     }
@@ -526,6 +531,7 @@ fn add_guests(
     guests: &Guests,
     mut inherited: Inherited,
     listeners: &mut Listeners,
+    mut nic_sockets: HashMap<String, Arc<Socket>>,
 ) -> Result<Added, DaemonError> {
     let mut added = Added::default();
     let (gone, there) = std::mem::take(&mut inherited.guests).into_iter().partition(Left::is_gone);
@@ -541,7 +547,9 @@ fn add_guests(
         let is_fenced = left.as_ref().is_some_and(|left| left.is_fenced);
         let was_added = left.as_ref().is_some_and(|left| left.origin == Origin::Call);
         let (spec, kept, connected) = go_on(spec, left);
-        let guest = guests.add(Arriving { spec, socket, nic: None, memory, kept, origin })?;
+        let (nic, nic_socket) = (None, nic_sockets.remove(&spec.name));
+        let arriving = Arriving { spec, socket, nic, nic_socket, memory, kept, origin };
+        let guest = guests.add(arriving)?;
         added.note_fence(&guest, is_fenced);
         added.note_named(&guest, was_added);
         added.resumed.extend(connected.map(|connected| (guest, connected)));
@@ -613,7 +621,7 @@ fn add_again(guests: &Guests, left: Left) -> Result<(Arc<Guest>, Option<Connecte
         None => Socket::nowhere(),
     };
     let socket = socket.map_err(|error| error.to_string())?;
-    let nic = nic.map(|nic| Socket::passed(nic, Framing::of(spec.transport).kind()));
+    let nic = nic.map(|nic| Socket::passed(nic, spec.transport.framing().into()));
     let nic = nic.transpose().map_err(|error| error.to_string())?;
     spec.nic = spec.nic.filter(|_| origin == Origin::Call);
     let guest = guests.add_one_more(spec, socket, nic, Some(kept), origin);

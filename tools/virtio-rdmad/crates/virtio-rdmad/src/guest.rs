@@ -99,6 +99,8 @@ pub struct Guest {
     pub memory: Share,
     /// Where its VMM connects.
     pub socket: Socket,
+    /// Where its VMM connects to a network interface, if it has one.
+    pub nic_socket: Option<Arc<Socket>>,
     /// Which VMM it has.
     pub seat: Seat,
     /// Whether it leaves when its VMM does.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
 use memory::{Pool, Share, ALL_REGIONS, GUARANTEED};
+use network::{Mac, Nic, Switch};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
@@ -20,10 +21,8 @@ use rustix::process::{getrlimit, Resource};
 use crate::events::Events;
 use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
-use crate::nic::{Framing, Nic};
 use crate::socket::Socket;
 use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError, MAX_GUESTS};
-use crate::switch::Switch;
 use crate::worker_handle::{least, Arrival, WorkerHandle};
 
 /// Descriptors that a guest may need besides those of its queues and its memory: for the sockets of its VMM and of its
@@ -142,6 +141,8 @@ pub struct Arriving {
     pub socket: Socket,
     /// Its network interface, which its switch does not have yet.
     pub nic: Option<Nic>,
+    /// Where its VMM connects to a network interface, if it has one.
+    pub nic_socket: Option<Arc<Socket>>,
     /// The share that it has of the regions of memory that the process can map.
     pub memory: Share,
     /// What an earlier process has left of it.
@@ -163,6 +164,7 @@ impl Arriving {
             )
             .unwrap(),
             nic: None,
+            nic_socket: None,
             memory: Share::default(),
             kept: None,
             origin: Origin::CommandLine,
@@ -248,9 +250,10 @@ impl Guests {
         kept: Option<Kept>,
         origin: Origin,
     ) -> Result<Arc<Guest>, AddError> {
-        let nic = self.make_nic(&spec, nic)?;
+        let nic_socket = nic.map(Arc::new);
+        let nic = self.make_nic(&spec, nic_socket.as_ref())?;
         let memory = if kept.is_some() { self.share_anyway() } else { self.share_of_new(&spec)? };
-        let guest = self.add(Arriving { spec, socket, nic, memory, kept, origin })?;
+        let guest = self.add(Arriving { spec, socket, nic, nic_socket, memory, kept, origin })?;
         let GuestSpec { name, network, .. } = &guest.spec;
         if let Err(error) = self.tell_uplink(network) {
             tracing::error!(guest = name, %error, "its uplink carries no packets to it");
@@ -282,7 +285,11 @@ impl Guests {
     }
 
     /// Makes the network interface of a guest, if it is to have one, whose VMM connects to this socket.
-    fn make_nic(&self, spec: &GuestSpec, socket: Option<Socket>) -> Result<Option<Nic>, AddError> {
+    fn make_nic(
+        &self,
+        spec: &GuestSpec,
+        socket: Option<&Arc<Socket>>,
+    ) -> Result<Option<Nic>, AddError> {
         let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
         let (Some(_), Some(mac)) = (&spec.nic, spec.mac) else { return Ok(None) };
         let socket = socket.ok_or_else(|| refuse("the socket of its interface is not there"))?;
@@ -292,7 +299,7 @@ impl Guests {
         if !switch.takes_nics() {
             return Err(refuse("its uplink was opened without guests that have nic="));
         }
-        Ok(Some(Nic::new(&spec.name, mac, Framing::of(spec.transport), socket)))
+        Ok(Some(Nic::new(&spec.name, mac, spec.transport.framing(), socket.clone())))
     }
 
     /// Tells the uplink of a network, if it has one, which guests there are.
@@ -303,7 +310,8 @@ impl Guests {
         let _told = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         let guests = self.all();
         let specs = guests.iter().map(|guest| &guest.spec);
-        uplink.set_guests(specs.filter(|spec| spec.network == network))
+        let stations = stations(specs.filter(|spec| spec.network == network));
+        uplink.set_stations(stations.as_deref())
     }
 
     /// Takes guests that have gone out of their networks.
@@ -345,7 +353,7 @@ impl Guests {
     }
 
     fn make(&self, fabric: &Fabric, index: u32, arriving: Arriving, kept: Option<Kept>) -> Guest {
-        let Arriving { spec, socket, memory, origin, .. } = arriving;
+        let Arriving { spec, socket, nic_socket, memory, origin, .. } = arriving;
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
         let link = Arc::new(Link::new(workers, index, name.clone(), self.events.clone()));
@@ -375,6 +383,7 @@ impl Guests {
             work,
             memory,
             socket,
+            nic_socket,
             seat,
             leaves,
             kept,
@@ -390,8 +399,7 @@ impl Guests {
         }
         // A later process makes the sockets of its command line and its file itself.
         let is_called = arriving.origin == Origin::Call;
-        let nic = arriving.nic.as_ref().map(|nic| &nic.socket);
-        let sockets = std::iter::once(&arriving.socket).chain(nic);
+        let sockets = std::iter::once(&arriving.socket).chain(arriving.nic_socket.as_deref());
         let copy = |socket: &Socket| socket.listener().try_clone().map(OwnedFd::from);
         let listeners: Result<Vec<_>, _> = sockets.filter(|_| is_called).map(copy).collect();
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -513,6 +521,11 @@ impl Guests {
         // If the counter is full, the main thread has not seen an earlier event yet, and will look.
         let _ = rustix::io::write(&self.changes, &1_u64.to_ne_bytes());
     }
+}
+
+/// Returns the MAC addresses of guests; `None` if one of them has an address that is not known.
+pub fn stations<'a>(guests: impl Iterator<Item = &'a GuestSpec>) -> Option<Vec<Mac>> {
+    guests.map(|guest| guest.mac).collect()
 }
 
 /// Disconnects a VMM that has connected to a guest that has its VMM, unless that one has ended.

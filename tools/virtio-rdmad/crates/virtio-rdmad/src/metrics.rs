@@ -7,6 +7,7 @@ use std::fmt::Error;
 use std::io::Write;
 
 use engine::Counter;
+use network::{nic, uplink};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue};
@@ -15,12 +16,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::call::ask_summary;
-use crate::nic;
 use crate::options::MetricsOptions;
 use crate::report::{
     GuestReport, HistogramReport, LimitsReport, QpCountReport, Report, WorkerReport,
 };
-use crate::uplink::counters;
 
 /// The names and values of labels.
 type Labels<'a> = Vec<(&'static str, &'a str)>;
@@ -186,11 +185,11 @@ fn help_of_device(name: &str) -> Option<&'static str> {
 }
 
 fn help_of_nic(name: &str) -> Option<&'static str> {
-    nic::Event::ALL.iter().find(|event| event.name() == name).map(|event| event.help())
+    nic::Counter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
 }
 
 fn help_of_uplink(name: &str) -> Option<&'static str> {
-    counters::Event::ALL.iter().find(|event| event.name() == name).map(|event| event.help())
+    uplink::Counter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
 }
 
 /// Has a family for each counter that at least one of some things has.

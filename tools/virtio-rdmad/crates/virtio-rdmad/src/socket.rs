@@ -3,13 +3,14 @@
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use network::Framing;
 use rustix::fs::{fcntl_setfl, flock, FlockOperation, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -32,6 +33,16 @@ pub enum Kind {
     Stream,
     /// As packets (SOCK_SEQPACKET).
     Packets,
+}
+
+impl From<Framing> for Kind {
+    /// Returns how a VMM connects that gives frames so.
+    fn from(framing: Framing) -> Self {
+        match framing {
+            Framing::Stream => Self::Stream,
+            Framing::Packets => Self::Packets,
+        }
+    }
 }
 
 /// A socket that other processes connect to. Its file is removed when this is dropped, if the process
@@ -128,6 +139,16 @@ impl Socket {
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl network::Listener for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    fn accept(&self) -> Result<Option<UnixStream>, Error> {
+        Socket::accept(self)
     }
 }
 

@@ -14,4 +14,4 @@ pub use change::{PolicyChange, PolicyError, DEFAULT};
 pub use file::ConfigFile;
 pub use guest::{GuestSpec, Origin, SpecError, Transport, MAX_GUESTS};
 pub use key_values::KeyValues;
-pub use uplink::{TunnelSpec, UplinkSpec, WaySpec};
+pub use uplink::UplinkSpec;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use blame::Word;
 use engine::Wake;
+use network::Intake;
 use rustix::io::Errno;
 use virtio_transport::State as Saved;
 
@@ -29,7 +30,6 @@ use crate::events::Event;
 use crate::guest::Guest;
 use crate::guests::Guests;
 use crate::handover::{Connected, Unreadable, Work};
-use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
 use crate::times::Doing;

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
+use scheduler::Waker;
 
 use crate::connection::Connection;
 use crate::handover::Connected;
 use crate::spec::MAX_GUESTS;
 use crate::times::Times;
-use crate::waker::Waker;
 
 /// A guest that a worker is to serve. Its link names the worker already.
 pub enum Arrival {

@@ -13,7 +13,6 @@ use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
 use crate::guests::{AddError, RemoveError, SetError};
-use crate::nic::Framing;
 use crate::report::EventReport;
 use crate::socket::{Kind, Socket};
 use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, SpecError};
@@ -86,7 +85,7 @@ impl Daemon {
             // Whoever removes the socket may do so from another directory.
             return Err(invalid(&"the path of the socket is relative"));
         }
-        let nic = spec.nic.as_ref().map(|_| Framing::of(spec.transport).kind());
+        let nic = spec.nic.as_ref().map(|_| spec.transport.framing().into());
         let kinds: Vec<_> = std::iter::once(Kind::Stream).chain(nic).collect();
         let mut sockets = self.sockets(&kinds)?.into_iter();
         let Some(socket) = sockets.next() else { return Err(no_socket(NO_SOCKETS)) };

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use engine::{Address, DeviceStatus, Limits, QpCount, QpState, QpStatus, Quota, SrqStatus};
+use network::Switch;
 
 use crate::guest::Guest;
 use crate::guests::Guests;
@@ -16,7 +17,6 @@ use crate::report::{
     Report, SrqReport, UplinkReport, WorkerReport,
 };
 use crate::spec::MAX_GUESTS;
-use crate::switch::Switch;
 use crate::times::Reading;
 use crate::worker_handle::WorkerHandle;
 

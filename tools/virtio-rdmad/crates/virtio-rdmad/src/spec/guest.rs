@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use engine::{DevicePolicy, Limits};
+use network::Framing;
 use serde::{Deserialize, Serialize};
 
 use super::key_values::{number, KeyValues, ListError};
@@ -51,6 +52,14 @@ impl Transport {
         match self {
             Self::VfioUser => "vfio-user",
             Self::VhostUser => "vhost-user",
+        }
+    }
+
+    /// Returns how a VMM with this transport gives the frames of the guest's network interface.
+    pub fn framing(self) -> Framing {
+        match self {
+            Self::VfioUser => Framing::Stream,
+            Self::VhostUser => Framing::Packets,
         }
     }
 

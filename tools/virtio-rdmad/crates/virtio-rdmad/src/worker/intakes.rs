@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use network::{Found, Intake};
 use rustix::io::Errno;
 
-use crate::intake::{Found, Intake};
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
 
@@ -184,10 +184,10 @@ mod tests {
     use std::net::UdpSocket;
 
     use engine::{Fabric, FabricConfig};
+    use network::{vxlan, Switch, Uplink};
 
     use super::*;
-    use crate::switch::Switch;
-    use crate::uplink::Uplink;
+    use crate::spec::UplinkSpec;
 
     /// Frames of 8 KiB that are more than one turn takes, and that the kernel keeps for a socket.
     const MANY: usize = 20;
@@ -206,8 +206,8 @@ mod tests {
             let [.., high, low] = std::process::id().to_be_bytes();
             let at = |end: u8| format!("127.{high}.{low}.{end}");
             let (here, there) = (at(0x81 + 2 * test), at(0x82 + 2 * test));
-            let spec = format!("vxlan=9,local={here},remote={there}").parse().unwrap();
-            let uplink = Uplink::open(&spec, &[]).unwrap();
+            let spec: UplinkSpec = format!("vxlan=9,local={here},remote={there}").parse().unwrap();
+            let uplink = Uplink::open("default", &spec.way, false, Some(&[])).unwrap();
             let switch = Arc::new(Switch::new(Some(uplink.clone()), Vec::new()).unwrap());
             let fabric = Fabric::new(FabricConfig::default());
             let intake = Arc::new(Intake::new(switch, uplink, fabric).unwrap());

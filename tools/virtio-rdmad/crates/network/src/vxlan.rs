@@ -2,8 +2,6 @@
 //! The format of VXLAN packets (RFC 7348): Ethernet frames in UDP datagrams, and what becomes of marks
 //! of congestion at both ends of such a tunnel (RFC 6040). It does no I/O.
 
-#![forbid(unsafe_code)]
-
 pub mod congestion;
 
 use std::str::FromStr;

@@ -4,7 +4,6 @@
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::*;
-use crate::sandbox::Filters;
 use crate::uplink::namespace::{self, run};
 
 const NEAR: Mac = [0x52, 0x54, 0, 0, 0, 1];
@@ -85,13 +84,9 @@ fn trains_go_as_they_are_until_the_kernel_refuses_one() {
     });
 }
 
-/// Has a port follow its interface, in a thread that may do what that of a switch may.
+/// Has a port follow its interface.
 fn follow(port: &Port) -> Result<bool, ErrorKind> {
-    let followed = || {
-        Filters::new().unwrap().confine_switch().unwrap();
-        port.follow().map_err(|error| error.kind())
-    };
-    std::thread::scope(|scope| scope.spawn(followed).join().unwrap())
+    port.follow().map_err(|error| error.kind())
 }
 
 /// An interface that is removed, as for a new version of its driver, and made again is the uplink once more.

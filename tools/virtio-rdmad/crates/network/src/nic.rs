@@ -6,20 +6,20 @@
 //! what waits for one has a bound.
 
 use std::collections::BTreeMap;
-use std::io::IoSlice;
+use std::fmt::Debug;
+use std::io::{Error, IoSlice};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forwarding::stream::{self, BadLength, Reader, Rest};
-use forwarding::Mac;
 use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
 
-use crate::socket::{Kind, Socket};
-use crate::spec::Transport;
+use crate::forwarding::stream::{self, BadLength, Reader, Rest};
+use crate::forwarding::Mac;
 
 /// Most bytes that wait for a VMM that does not read.
 const MOST_PENDING: usize = 1 << 20;
@@ -37,27 +37,22 @@ pub enum Framing {
     Packets,
 }
 
-impl Framing {
-    /// Returns how the VMM of a guest with this transport gives frames.
-    pub fn of(transport: Transport) -> Self {
-        match transport {
-            Transport::VfioUser => Self::Stream,
-            Transport::VhostUser => Self::Packets,
-        }
-    }
+/// Where a VMM connects to an interface.
+pub trait Listener: Debug + Send + Sync {
+    /// Returns the descriptor that is readable when a VMM may wait to be accepted.
+    fn as_fd(&self) -> BorrowedFd<'_>;
 
-    /// Returns the kind of socket that a VMM connects to.
-    pub fn kind(self) -> Kind {
-        match self {
-            Self::Stream => Kind::Stream,
-            Self::Packets => Kind::Packets,
-        }
-    }
+    /// Accepts a VMM, if one waits. This does not wait for one.
+    ///
+    /// # Errors
+    ///
+    /// Those of accept(2).
+    fn accept(&self) -> Result<Option<UnixStream>, Error>;
 }
 
 engine::counted! {
     /// Something that an interface counts.
-    pub enum Event {
+    pub enum Counter {
         /// A frame was sent to the guest.
         TxFrames = "tx_frames",
         /// A frame was not sent to the guest: its VMM is not there, or does not read.
@@ -102,9 +97,9 @@ pub struct Nic {
     pub mac: Mac,
     framing: Framing,
     /// Where the VMM connects.
-    pub socket: Socket,
+    pub listener: Arc<dyn Listener>,
     outgoing: Mutex<Option<Outgoing>>,
-    counters: [AtomicU64; Event::COUNT],
+    counters: [AtomicU64; Counter::COUNT],
 }
 
 /// A connection, as whoever sends sees it.
@@ -116,22 +111,22 @@ struct Outgoing {
 }
 
 impl Nic {
-    /// Makes the interface of a guest, whose VMM connects to this socket, which is of the framing's kind.
-    pub fn new(guest: &str, mac: Mac, framing: Framing, socket: Socket) -> Self {
+    /// Makes the interface of a guest, whose VMM connects here, by a socket of the framing's kind.
+    pub fn new(guest: &str, mac: Mac, framing: Framing, listener: Arc<dyn Listener>) -> Self {
         Self {
             guest: guest.to_owned(),
             mac,
             framing,
-            socket,
+            listener,
             outgoing: Mutex::new(None),
             counters: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
     /// Counts an event, and logs the first of its kind if that is a fault.
-    pub fn count(&self, event: Event) {
+    pub fn count(&self, event: Counter) {
         let is_first = self.counters[event as usize].fetch_add(1, Ordering::Relaxed) == 0;
-        let is_fault = !matches!(event, Event::TxFrames | Event::RxFrames);
+        let is_fault = !matches!(event, Counter::TxFrames | Counter::RxFrames);
         if is_first && is_fault {
             let (guest, kind) = (&self.guest, event.name());
             tracing::warn!(guest, kind, "network interface (further ones are only counted)");
@@ -140,8 +135,8 @@ impl Nic {
 
     /// Returns the counters by name.
     pub fn counters(&self) -> BTreeMap<String, u64> {
-        let value = |event: Event| self.counters[event as usize].load(Ordering::Relaxed);
-        Event::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
+        let value = |event: Counter| self.counters[event as usize].load(Ordering::Relaxed);
+        Counter::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
     }
 
     /// Begins to send over a connection. Returns what receives from it.
@@ -171,7 +166,7 @@ impl Nic {
             Framing::Packets => outgoing.send_packet(frame),
         });
         drop(outgoing);
-        self.count(if sent { Event::TxFrames } else { Event::TxLost });
+        self.count(if sent { Counter::TxFrames } else { Counter::TxLost });
     }
 
     /// Sends what waits, as the VMM reads again.
@@ -326,7 +321,7 @@ mod tests {
 
     #[test]
     fn each_event_has_a_counter_of_its_own() {
-        for (index, event) in Event::ALL.iter().enumerate() {
+        for (index, event) in Counter::ALL.iter().enumerate() {
             assert_eq!(*event as usize, index);
         }
     }

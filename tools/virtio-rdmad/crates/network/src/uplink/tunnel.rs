@@ -13,15 +13,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use forwarding::{Learnt, Mac, Table, AGEING_TIME};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use roce::{Segments, Split};
 use rustix::net::sockopt;
-use vxlan::congestion::{self, Ecn};
-use vxlan::Vni;
 
-use super::counters::{Counters, Event};
-use crate::spec::TunnelSpec;
+use super::counters::{Counter, Counters};
+use super::spec::TunnelSpec;
+use crate::forwarding::{self, Learnt, Mac, Table, AGEING_TIME};
+use crate::vxlan::congestion::{self, Ecn};
+use crate::vxlan::{self, Vni};
 
 /// Most MAC addresses that the tunnel knows the places of.
 const STATIONS: usize = 4096;
@@ -123,7 +123,7 @@ impl Tunnel {
         let Some(remote) = self.remotes.iter().position(|remote| remote.address.ip() == source)
         else {
             counters.report(
-                Event::RxStranger,
+                Counter::RxStranger,
                 format_args!("a packet from {source}, which is not a remote"),
             );
             return None;
@@ -131,13 +131,13 @@ impl Tunnel {
         let (vni, frame) = match vxlan::decode(packet) {
             Ok(decoded) => decoded,
             Err(malformed) => {
-                counters.report(Event::RxMalformed, format_args!("{malformed} from {source}"));
+                counters.report(Counter::RxMalformed, format_args!("{malformed} from {source}"));
                 return None;
             }
         };
         if vni != self.vni {
             counters.report(
-                Event::RxOtherVni,
+                Counter::RxOtherVni,
                 format_args!("a packet of network {} from {source}", vni.get()),
             );
             return None;
@@ -148,17 +148,17 @@ impl Tunnel {
             Learnt::Yes => {}
             Learnt::Full => {
                 counters.report(
-                    Event::TableFull,
+                    Counter::TableFull,
                     format_args!("more than {STATIONS} MAC addresses behind the tunnel"),
                 );
             }
             Learnt::Group => {
-                counters.count(Event::RxGroupSource);
+                counters.count(Counter::RxGroupSource);
                 return None;
             }
         }
         if congestion::leave(frame, outer_mark(meta.ecn)).is_err() {
-            counters.count(Event::RxCongested);
+            counters.count(Counter::RxCongested);
             return None;
         }
         Some(frame)
@@ -175,7 +175,7 @@ impl Tunnel {
                 self.send_to(remote, datagrams, size, ecn, counters);
                 return 1;
             }
-            counters.count(Event::TxFlooded);
+            counters.count(Counter::TxFlooded);
             for remote in &self.remotes {
                 self.send_to(remote, datagrams, size, ecn, counters);
             }
@@ -219,7 +219,7 @@ impl Tunnel {
         if size > remote.most {
             let Remote { address, most } = remote;
             return counters.report(
-                Event::TxTooLong,
+                Counter::TxTooLong,
                 format_args!(
                     "a packet of {size} bytes to {}: its route carries {most}",
                     address.ip()
@@ -237,10 +237,10 @@ impl Tunnel {
                 src_ip: None,
             };
             match self.state.try_send((&self.socket).into(), &transmit) {
-                Ok(()) => datagrams().for_each(|_| _ = counters.count(Event::TxFrames)),
+                Ok(()) => datagrams().for_each(|_| _ = counters.count(Counter::TxFrames)),
                 Err(error) => datagrams().for_each(|_| {
                     let ip = remote.address.ip();
-                    counters.report(Event::TxLost, format_args!("a packet to {ip}: {error}"));
+                    counters.report(Counter::TxLost, format_args!("a packet to {ip}: {error}"));
                 }),
             }
         }

@@ -5,6 +5,7 @@ pub mod counters;
 #[cfg(test)]
 mod namespace;
 mod port;
+mod spec;
 mod tunnel;
 
 use std::collections::BTreeMap;
@@ -13,12 +14,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use forwarding::Mac;
 use roce::Segments;
 
-use crate::spec::{GuestSpec, UplinkSpec, WaySpec};
-use counters::{Counters, Event};
+use crate::forwarding::Mac;
+pub use counters::Counter;
+use counters::Counters;
 use port::Port;
+pub use spec::{TunnelSpec, WaySpec};
 use tunnel::Tunnel;
 
 /// The uplink of a network.
@@ -46,41 +48,47 @@ enum Way {
 }
 
 impl Uplink {
-    /// Opens the uplink of a network that has these guests.
-    pub fn open(spec: &UplinkSpec, guests: &[&GuestSpec]) -> Result<Arc<Self>, Error> {
-        let have_nics = guests.iter().any(|guest| guest.nic.is_some());
-        let takes_nics = match &spec.way {
+    /// Opens the uplink of the network of this name. `have_nics` says whether guests of it have network interfaces, and
+    /// `stations` are the MAC addresses of its guests; `None`: one of them has an address that is not known.
+    ///
+    /// # Errors
+    ///
+    /// What is to carry the packets is not there, is not this process's, or cannot carry them to network interfaces.
+    pub fn open(
+        network: &str,
+        way: &WaySpec,
+        have_nics: bool,
+        stations: Option<&[Mac]>,
+    ) -> Result<Arc<Self>, Error> {
+        let takes_nics = match way {
             WaySpec::Tap(_) => have_nics,
             WaySpec::Interface(_) => false,
             WaySpec::Tunnel(_) => true,
         };
-        let way = match &spec.way {
+        let name = way.to_string();
+        let way = match way {
             // A train of packets that are not of RoCE v2 is of no use to an interface.
             WaySpec::Tap(name) => Way::Port(Port::tap(name, !have_nics)?),
             WaySpec::Interface(_) if have_nics => {
                 let reason = "guests that have nic= need a tap or a tunnel";
                 return Err(Error::new(ErrorKind::InvalidInput, reason));
             }
-            WaySpec::Interface(name) => {
-                let stations = stations(guests.iter().copied());
-                Way::Port(Port::socket(name, stations.as_deref())?)
-            }
+            WaySpec::Interface(name) => Way::Port(Port::socket(name, stations)?),
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
         };
-        let (network, name) = (spec.network.clone(), spec.way.to_string());
         let counters = Counters::new(&name);
-        let is_gone = false.into();
+        let (network, is_gone) = (network.to_owned(), false.into());
         Ok(Arc::new(Self { way, network, name, takes_nics, counters, is_gone }))
     }
 
-    /// Has the uplink carry packets to these guests, which are all of the network. Any thread may call this.
+    /// Has the uplink carry packets to guests with these MAC addresses, as in [`Self::open`]. Any thread may call this.
     ///
     /// # Errors
     ///
     /// Those of [`tap::PacketSocket::set_stations`]. It carries packets to the guests from before then.
-    pub fn set_guests<'a>(&self, guests: impl Iterator<Item = &'a GuestSpec>) -> Result<(), Error> {
+    pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
         match &self.way {
-            Way::Port(port) => port.set_stations(stations(guests).as_deref()),
+            Way::Port(port) => port.set_stations(stations),
             Way::Tunnel(_) => Ok(()),
         }
     }
@@ -105,7 +113,7 @@ impl Uplink {
     ) -> Result<(), Error> {
         let counters = &self.counters;
         let deliver = |frame: &[u8], segment| {
-            counters.count(Event::RxFrames);
+            counters.count(Counter::RxFrames);
             deliver(frame, segment);
         };
         match &self.way {
@@ -158,11 +166,6 @@ impl Uplink {
         }
         self.counters.read()
     }
-}
-
-/// Returns the addresses of guests; `None` if one of them has an address that is not known.
-fn stations<'a>(guests: impl Iterator<Item = &'a GuestSpec>) -> Option<Vec<Mac>> {
-    guests.map(|guest| guest.mac).collect()
 }
 
 impl AsFd for Uplink {

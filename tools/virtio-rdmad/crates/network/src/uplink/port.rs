@@ -6,11 +6,11 @@ use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forwarding::Mac;
 use roce::{Segments, Split};
 use tap::{PacketSocket, Tap, Train};
 
-use super::counters::{Counters, Event};
+use super::counters::{Counter, Counters};
+use crate::forwarding::Mac;
 
 /// Bytes of the longest frame, which is a train of packets.
 const FRAME: usize = 64 << 10;
@@ -82,7 +82,7 @@ impl Port {
         match received {
             Ok((frame, segment)) => deliver(frame, segment),
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                counters.report(Event::RxError, "a frame is lost that no header describes");
+                counters.report(Counter::RxError, "a frame is lost that no header describes");
             }
             Err(error) => return Err(error),
         }
@@ -141,7 +141,7 @@ impl Port {
     /// Counts the frames that have come and were lost since the last call.
     pub fn count_losses(&self, counters: &Counters) {
         if let Interface::Socket(socket) = &self.interface {
-            counters.add(Event::RxLost, socket.take_losses().unwrap_or(0).into());
+            counters.add(Counter::RxLost, socket.take_losses().unwrap_or(0).into());
         }
     }
 }
@@ -152,11 +152,11 @@ fn log_single_packets(uplink: &str) {
 
 fn count(sent: Result<(), Error>, counters: &Counters) {
     match sent {
-        Ok(()) => _ = counters.count(Event::TxFrames),
+        Ok(()) => _ = counters.count(Counter::TxFrames),
         Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
-            counters.report(Event::TxTooLong, "a packet is longer than the interface carries");
+            counters.report(Counter::TxTooLong, "a packet is longer than the interface carries");
         }
-        Err(error) => counters.report(Event::TxLost, format_args!("a packet is lost: {error}")),
+        Err(error) => counters.report(Counter::TxLost, format_args!("a packet is lost: {error}")),
     }
 }
 

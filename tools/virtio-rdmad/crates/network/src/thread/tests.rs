@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A switch, and the VMMs of its guests.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use engine::FabricConfig;
-use forwarding::Mac;
-use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    bind, connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 use super::*;
-use crate::access::Access;
-use crate::nic::Framing;
-use crate::socket::Socket;
+use crate::forwarding::Mac;
+use crate::nic::{Framing, Listener};
+use crate::uplink::{Uplink, WaySpec};
+use crate::{vxlan, TunnelSpec};
 
 /// A bound on what does not happen if something is broken.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -58,12 +62,41 @@ fn roce_frame(to: Mac, from: Mac) -> Vec<u8> {
     frame
 }
 
+/// The socket that the VMM of a guest connects to.
+#[derive(Debug)]
+struct Socket(UnixListener);
+
+impl Listener for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn accept(&self) -> Result<Option<UnixStream>, Error> {
+        match self.0.accept() {
+            Ok((stream, _)) => Ok(Some(stream)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn kind(framing: Framing) -> SocketType {
+    match framing {
+        Framing::Stream => SocketType::STREAM,
+        Framing::Packets => SocketType::SEQPACKET,
+    }
+}
+
 /// Makes the interface of a guest, with a socket in this directory.
 fn open(directory: &Path, guest: usize, framing: Framing) -> Nic {
-    let socket =
-        Socket::bind(&directory.join(guest.to_string()), framing.kind(), &Access::default())
-            .unwrap();
-    Nic::new(&guest.to_string(), mac(guest), framing, socket)
+    let path = directory.join(guest.to_string());
+    // An interface that was here before has left its file.
+    let _ = std::fs::remove_file(&path);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, kind(framing), flags, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&socket, 16).unwrap();
+    Nic::new(&guest.to_string(), mac(guest), framing, Arc::new(Socket(socket.into())))
 }
 
 impl Running {
@@ -84,18 +117,15 @@ impl Running {
         let intake = uplink.map(|uplink| Arc::new(intake(uplink).unwrap()));
         let of_switch = intake.clone();
         let thread =
-            std::thread::spawn(move || of_thread.run(&fabric, of_switch.as_deref(), &ended));
+            std::thread::spawn(move || run(&of_thread, &fabric, of_switch.as_deref(), &ended));
         Self { switch, directory, end: Some(end), thread: Some(thread) }
     }
 
     /// Connects the VMM of a guest.
     fn connect(&self, guest: usize, framing: Framing) -> Vmm {
         let path = self.directory.join(guest.to_string());
-        let kind = match framing {
-            Framing::Stream => SocketType::STREAM,
-            Framing::Packets => SocketType::SEQPACKET,
-        };
-        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, kind(framing), flags, None).unwrap();
         connect(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         let stream = UnixStream::from(socket);
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -166,7 +196,7 @@ impl Vmm {
         matches!((&self.stream).read(&mut [0]), Ok(0))
             || (&self.stream)
                 .read(&mut [0])
-                .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
     }
 }
 
@@ -283,8 +313,10 @@ fn a_storm_has_a_bound() {
 fn frames_come_over_the_uplink() {
     let [.., high, low] = std::process::id().to_be_bytes();
     let at = |end: u8| format!("127.{high}.{low}.{end}");
-    let spec = format!("vxlan=9,local={},remote={}", at(0x71), at(0x72)).parse().unwrap();
-    let uplink = Uplink::open(&spec, &[]).unwrap();
+    let [local, remote] = [0x71, 0x72].map(|end| at(end).parse().unwrap());
+    let vni = "9".parse().unwrap();
+    let way = WaySpec::Tunnel(TunnelSpec { vni, local, remotes: vec![remote], port: vxlan::PORT });
+    let uplink = Uplink::open("default", &way, true, Some(&[])).unwrap();
     let framings = [Framing::Stream; 2];
     let running = Running::with_uplink("uplink", &framings, Some(Arc::clone(&uplink)));
     let vmms = running.connect_all(&framings);

@@ -13,11 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::Fabric;
 use rustix::io::Errno;
+use scheduler::Waker;
 
 use crate::switch::Switch;
-use crate::uplink::counters::Event;
-use crate::uplink::Uplink;
-use crate::waker::Waker;
+use crate::uplink::{Counter, Uplink};
 
 /// Most frames, and about the most bytes, of a turn.
 const FRAMES: usize = 64;
@@ -101,7 +100,7 @@ impl Intake {
                 Err(error) => {
                     if error.kind() != ErrorKind::WouldBlock {
                         // The next event tries it again.
-                        self.uplink.counters.report(Event::RxError, error);
+                        self.uplink.counters.report(Counter::RxError, error);
                     }
                     return found;
                 }

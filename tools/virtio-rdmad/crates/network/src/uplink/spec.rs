@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is to carry the packets of a network.
+
+use std::fmt::{Display, Formatter};
+use std::net::IpAddr;
+
+use crate::vxlan::Vni;
+
+/// What carries the packets of an uplink.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum WaySpec {
+    /// The tap of this name.
+    Tap(String),
+    /// A packet socket on the network interface of this name.
+    Interface(String),
+    /// A tunnel.
+    Tunnel(TunnelSpec),
+}
+
+impl Display for WaySpec {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tap(name) => write!(out, "tap {name}"),
+            Self::Interface(name) => write!(out, "interface {name}"),
+            Self::Tunnel(TunnelSpec { vni, local, .. }) => {
+                write!(out, "VXLAN {} at {local}", vni.get())
+            }
+        }
+    }
+}
+
+/// A VXLAN tunnel.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct TunnelSpec {
+    /// The network's number.
+    pub vni: Vni,
+    /// The address of this end.
+    pub local: IpAddr,
+    /// The addresses of the other ends: at least one.
+    pub remotes: Vec<IpAddr>,
+    /// The UDP port of all ends.
+    pub port: u16,
+}
