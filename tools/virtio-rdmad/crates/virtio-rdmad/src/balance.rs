@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
-use crate::worker_handle::{Order, WorkerHandle};
+use crate::mailbox::{Mailbox, Order};
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ struct Placed {
 
 /// Evens out what workers have to do. The main thread has it.
 pub struct Balance {
-    workers: Arc<[WorkerHandle]>,
+    workers: Arc<[Mailbox]>,
     /// When it last looked, if there was a guest to move.
     looked: Option<Instant>,
     /// What it saw then, by the index of the guest.
@@ -72,7 +72,7 @@ pub struct Balance {
 
 impl Balance {
     /// Makes what evens out what these workers have to do.
-    pub fn new(workers: Arc<[WorkerHandle]>) -> Self {
+    pub fn new(workers: Arc<[Mailbox]>) -> Self {
         Self { workers, looked: None, seen: HashMap::new() }
     }
 
@@ -316,7 +316,7 @@ mod tests {
     /// Two busy guests of one worker are measured, one of them is moved once, and then both stay.
     #[test]
     fn a_busy_guest_leaves_another_one_to_itself() {
-        let workers: Arc<[_]> = [(); 2].map(|()| WorkerHandle::new().unwrap()).into();
+        let workers: Arc<[_]> = [(); 2].map(|()| Mailbox::new().unwrap()).into();
         let events = Arc::new(Events::new().unwrap());
         let all = Guests::new(HashMap::new(), HashMap::new(), workers.clone(), events).unwrap();
         let guests = [0, 0, 1].map(|worker| {

@@ -9,11 +9,11 @@ use engine::Next;
 use memory::Loss;
 use rustix::io::Errno;
 use tracing::Span;
-use virtio_transport::{Backend, Protocol, ResumeError, Server, State as Saved};
+use virtio_transport::{Backend, Change, Protocol, ResumeError, Server, State as Saved};
 
 use crate::backend::GuestBackend;
 use crate::guest::Guest;
-use crate::handover::{Connected, ConnectionJournal, Said};
+use crate::handover::{Connected, Said, Unreadable};
 use crate::poller::{Poller, Source};
 use crate::spec::Transport;
 use crate::spin::Spin;
@@ -36,11 +36,14 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// Returns whether what another process has left cannot be read, so that another version may have written it.
-    pub fn is_unreadable(&self) -> bool {
+    /// Returns what this is for a guest whose connection has ended before it began, if what another process has left
+    /// cannot be read. Another version may have written it.
+    pub fn unreadable(&self, guest: &Guest) -> Option<Unreadable> {
         use ResumeError::{Descriptors, Device, Encoding, Features, Value};
-        let Self::Resume(error) = self else { return false };
+        let Self::Resume(error) = self else { return None };
+        let name = guest.spec.name.clone();
         matches!(error, Encoding(_) | Value { .. } | Descriptors { .. } | Features(_) | Device)
+            .then(|| Unreadable::Guest { name, reason: self.to_string() })
     }
 
     /// Returns whether the guest's VMM just went away.
@@ -222,8 +225,9 @@ impl Connection {
 
     /// Keeps from now on what the VMM says, in the place of what another process has left of the guest.
     pub fn keep(&mut self) {
-        if let Some(journal) = ConnectionJournal::new(&self.guest, self.server.as_fd()) {
-            self.server.keep_in(Box::new(journal));
+        let is_kept = self.guest.kept().is_some_and(|mut kept| kept.connect(self.server.as_fd()));
+        if is_kept {
+            self.server.keep_in(Box::new(ConnectionJournal { guest: self.guest.clone() }));
         }
     }
 
@@ -368,6 +372,19 @@ impl Connection {
             Next::At(time) => Some(time),
             Next::Busy | Next::Idle => None,
         });
+    }
+}
+
+/// Keeps what the VMM of a guest says that is connected.
+struct ConnectionJournal {
+    guest: Arc<Guest>,
+}
+
+impl virtio_transport::Journal for ConnectionJournal {
+    fn keep(&mut self, state: &Saved, change: Change) {
+        if let Some(mut kept) = self.guest.kept() {
+            kept.keep(state, change);
+        }
     }
 }
 

@@ -10,12 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::guest::Guest;
-use crate::handover::{self, Connected, Unreadable};
-use crate::worker::Worker;
-
-/// A guest, and its VMM, which was connected to an earlier process.
-pub type Resumed = (Arc<Guest>, Connected);
+use crate::handover::{self, Unreadable};
+use crate::worker::{Resumed, Worker};
 
 /// A worker, and the guests that it is to go on with.
 pub type Assigned = (Worker, Vec<Resumed>);

@@ -23,20 +23,20 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::access::Access;
 use crate::balance::Balance;
 use crate::control::{self, Surveyed};
-use crate::crew::{Assigned, Crew, NotPrepared, Resumed};
+use crate::crew::{Assigned, Crew, NotPrepared};
 use crate::events::Events;
 use crate::guest::Guest;
 use crate::guests::{stations, AddError, Arriving, Guests};
 use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
 use crate::log;
+use crate::mailbox::Mailbox;
 use crate::options::{self, Options};
 use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::{Kind, Socket};
 use crate::spec::{GuestSpec, Origin, MAX_GUESTS};
-use crate::worker::Worker;
-use crate::worker_handle::WorkerHandle;
+use crate::worker::{Passing, Resumed, Worker};
 
 /// How long to wait when no connection can be accepted, for example because there are too many
 /// descriptors.
@@ -120,8 +120,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut listeners = std::mem::take(&mut inherited.listeners);
     adopt_sockets(options, &mut inherited, &mut listeners)?;
     let control = control_socket(options, &mut listeners)?;
-    let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
-        .map(|_| WorkerHandle::new())
+    let workers: Arc<[Mailbox]> = (0..worker_count(options)?)
+        .map(|_| Mailbox::new())
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
     let mut interfaces = interfaces(options, &mut listeners, &inherited)?;
@@ -195,7 +195,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let result = wait(&signals, &guests, Balance::new(workers.clone()));
     tell(manager.as_deref(), "STOPPING=1");
     drop((end, switch_end));
-    workers.iter().for_each(WorkerHandle::stop);
+    workers.iter().for_each(Mailbox::stop);
     if let Some(keeper) = keeper.as_ref().filter(|_| is_asked.load(Ordering::SeqCst)) {
         sockets.leave(keeper, &mut remover);
     }
@@ -646,14 +646,16 @@ fn confine(options: &Options, inherited: bool) -> Result<Option<(Remover, Filter
 /// Makes the workers, and says which guests each of them is to go on with.
 fn make_workers(
     options: &Options,
-    workers: &Arc<[WorkerHandle]>,
+    workers: &Arc<[Mailbox]>,
     guests: &Arc<Guests>,
     intakes: &[Arc<Intake>],
     resumed: Vec<Resumed>,
 ) -> Result<Vec<Assigned>, DaemonError> {
     let poll = Duration::from_micros(options.poll_us.into());
+    let passing: Arc<[_]> = workers.iter().map(|_| Passing::default()).collect();
     let make = |index| {
-        let worker = Worker::new(workers.clone(), index, guests.clone(), intakes, poll)?;
+        let worker =
+            Worker::new(workers.clone(), passing.clone(), index, guests.clone(), intakes, poll)?;
         Ok::<_, Errno>((worker, Vec::new()))
     };
     let mut made: Vec<Assigned> =

@@ -10,18 +10,18 @@ use memory::Share;
 
 use crate::events::{Event, Events};
 use crate::handover::Kept;
+use crate::mailbox::Mailbox;
 use crate::seat::Seat;
 use crate::socket::Socket;
 use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError};
 use crate::times;
-use crate::worker_handle::WorkerHandle;
 
 /// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;
 
 /// Leads from a guest to the worker that serves it at present.
 pub struct Link {
-    workers: Arc<[WorkerHandle]>,
+    mailboxes: Arc<[Mailbox]>,
     /// Index of the worker, or [`NOBODY`].
     worker: AtomicUsize,
     /// Index of the guest.
@@ -33,13 +33,8 @@ pub struct Link {
 
 impl Link {
     /// Makes the link of the guest with this index and name, which no worker serves yet.
-    pub fn new(
-        workers: Arc<[WorkerHandle]>,
-        guest: u32,
-        name: String,
-        events: Arc<Events>,
-    ) -> Self {
-        Self { workers, worker: AtomicUsize::new(NOBODY), guest, name, events }
+    pub fn new(mailboxes: Arc<[Mailbox]>, guest: u32, name: String, events: Arc<Events>) -> Self {
+        Self { mailboxes, worker: AtomicUsize::new(NOBODY), guest, name, events }
     }
 
     /// Tells whoever watches what has happened to the guest.
@@ -62,7 +57,7 @@ impl engine::Wake for Link {
     /// Makes the guest's worker give it a turn. A guest that no worker serves gets one when it is
     /// served.
     fn wake(&self) {
-        let worker = || self.worker().and_then(|index| self.workers.get(index));
+        let worker = || self.worker().and_then(|index| self.mailboxes.get(index));
         let wakes = || worker().is_none_or(|worker| worker.want(self.guest));
         // A worker that has retired passes nothing on. The link names another one by then.
         let _ = wakes() || wakes();

@@ -21,9 +21,9 @@ use rustix::process::{getrlimit, Resource};
 use crate::events::Events;
 use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
+use crate::mailbox::{least, Mailbox};
 use crate::socket::Socket;
 use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError, MAX_GUESTS};
-use crate::worker_handle::{least, Arrival, WorkerHandle};
 
 /// Descriptors that a guest may need besides those of its queues and its memory: for the sockets of its VMM and of its
 /// network interface, each of which is kept for a later process as well, and for what keeps them.
@@ -113,7 +113,7 @@ pub struct Guests {
     switches: HashMap<String, Arc<Switch>>,
     /// Locked by whoever tells an uplink which guests there are.
     telling: Mutex<()>,
-    workers: Arc<[WorkerHandle]>,
+    mailboxes: Arc<[Mailbox]>,
     events: Arc<Events>,
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
     changes: OwnedFd,
@@ -177,7 +177,7 @@ impl Guests {
     pub fn new(
         fixed: HashMap<String, Arc<Fabric>>,
         switches: HashMap<String, Arc<Switch>>,
-        workers: Arc<[WorkerHandle]>,
+        mailboxes: Arc<[Mailbox]>,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -190,7 +190,7 @@ impl Guests {
             others,
             switches,
             telling,
-            workers,
+            mailboxes,
             events,
             changes,
             keeper,
@@ -354,9 +354,9 @@ impl Guests {
 
     fn make(&self, fabric: &Fabric, index: u32, arriving: Arriving, kept: Option<Kept>) -> Guest {
         let Arriving { spec, socket, nic_socket, memory, origin, .. } = arriving;
-        let (name, workers) = (spec.name.clone(), self.workers.clone());
-        self.workers.iter().for_each(|worker| worker.cover(index));
-        let link = Arc::new(Link::new(workers, index, name.clone(), self.events.clone()));
+        let (name, mailboxes) = (spec.name.clone(), self.mailboxes.clone());
+        mailboxes.iter().for_each(|mailbox| mailbox.cover(index));
+        let link = Arc::new(Link::new(mailboxes, index, name.clone(), self.events.clone()));
         let device = fabric.add_device(DeviceConfig {
             name,
             mac: spec.mac,
@@ -503,11 +503,11 @@ impl Guests {
             );
             return Ok(());
         }
-        let Some(worker) = least(&self.workers) else { return Ok(()) };
+        let Some(worker) = least(&self.mailboxes) else { return Ok(()) };
         guest.seat.take(&stream)?;
         guest.link.set_worker(Some(worker));
         let connected = Connected { stream, said: None };
-        let served = self.workers[worker].serve(Arrival::Connects { guest: index, connected });
+        let served = self.mailboxes[worker].serve(index, connected);
         if served.is_err() {
             // The worker has just retired. The VMM is disconnected, and may connect again.
             guest.seat.leave();
@@ -584,7 +584,7 @@ mod tests {
     }
 
     fn guests() -> Guests {
-        let workers = Arc::new([WorkerHandle::new().unwrap()]);
+        let workers = Arc::new([Mailbox::new().unwrap()]);
         let events = Arc::new(Events::new().unwrap());
         Guests::new(HashMap::new(), HashMap::new(), workers, events).unwrap()
     }

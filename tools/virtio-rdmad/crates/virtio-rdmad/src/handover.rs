@@ -28,6 +28,6 @@ mod manager;
 mod stash;
 pub mod supervisor;
 
-pub use guest::{now, Connected, ConnectionJournal, Inherited, Kept, Left, Said, Unreadable, Work};
+pub use guest::{now, Connected, Inherited, Kept, Left, Said, Unreadable, Work};
 pub use listeners::{leave, Listeners};
 pub use manager::{Manager, PATIENCE};

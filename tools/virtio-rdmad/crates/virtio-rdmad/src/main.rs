@@ -25,6 +25,7 @@ mod guests;
 mod handover;
 mod histogram;
 mod log;
+mod mailbox;
 mod metrics;
 mod options;
 mod poller;
@@ -43,7 +44,6 @@ mod times;
 mod top;
 mod watch;
 mod worker;
-mod worker_handle;
 
 use std::process::ExitCode;
 

@@ -14,7 +14,7 @@
 mod intakes;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blame::Word;
@@ -25,15 +25,14 @@ use virtio_transport::State as Saved;
 
 use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
-use crate::crew::Resumed;
 use crate::events::Event;
 use crate::guest::Guest;
 use crate::guests::Guests;
 use crate::handover::{Connected, Unreadable, Work};
+use crate::mailbox::{least, Inbox, Mailbox, Order};
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
 use crate::times::Doing;
-use crate::worker_handle::{least, Arrival, Inbox, Order, WorkerHandle};
 use intakes::Intakes;
 
 /// Time between two looks at sockets and kicks while there is work.
@@ -46,10 +45,49 @@ const ROUNDS: u32 = 8;
 /// Time between two yields of a worker without work.
 const YIELD_PERIOD: Duration = Duration::from_micros(10);
 
+/// A guest, and its VMM, which was connected to an earlier process.
+pub type Resumed = (Arc<Guest>, Connected);
+
+/// The guests that other workers have served and that are on their way to a worker. No poller watches their descriptors,
+/// and their links name the worker already.
+#[derive(Default)]
+pub struct Passing(Mutex<Vec<Connection>>);
+
+impl Passing {
+    fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a guest to the worker that has this mailbox. A worker that has retired returns the guest.
+    fn hand_over(&self, connection: Connection, mailbox: &Mailbox) -> Result<(), Box<Connection>> {
+        let mut passing = self.lock();
+        if mailbox.is_retired() {
+            return Err(Box::new(connection));
+        }
+        mailbox.claim();
+        passing.push(connection);
+        drop(passing);
+        mailbox.waker.wake();
+        Ok(())
+    }
+
+    fn take(&self) -> Vec<Connection> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// Keeps guests away from now on from the worker that has this mailbox. Returns what has come until now.
+    fn retire(&self, mailbox: &Mailbox) -> (Inbox, Vec<Connection>) {
+        let mut passing = self.lock();
+        (mailbox.retire(), std::mem::take(&mut *passing))
+    }
+}
+
 /// A worker, as its own thread sees it.
 pub struct Worker {
-    /// The handles of all workers, by index.
-    workers: Arc<[WorkerHandle]>,
+    /// The mailboxes of all workers, by index.
+    mailboxes: Arc<[Mailbox]>,
+    /// The guests that are on their way to each worker, by index.
+    passing: Arc<[Passing]>,
     /// The index of this one.
     index: usize,
     /// All guests of the process.
@@ -82,19 +120,21 @@ pub struct Worker {
 impl Worker {
     /// Makes the worker with this index, which serves nobody yet.
     pub fn new(
-        workers: Arc<[WorkerHandle]>,
+        mailboxes: Arc<[Mailbox]>,
+        passing: Arc<[Passing]>,
         index: usize,
         guests: Arc<Guests>,
         intakes: &[Arc<Intake>],
         poll: Duration,
     ) -> Result<Self, Errno> {
         let poller = Arc::new(Poller::new()?);
-        poller.add(workers[index].waker.as_fd(), Source::Wake)?;
+        poller.add(mailboxes[index].waker.as_fd(), Source::Wake)?;
         let clock = Clock::new();
         let now = clock.now();
         let intakes = Intakes::new(intakes, index, &poller, poll, now);
         Ok(Self {
-            workers,
+            mailboxes,
+            passing,
             index,
             guests,
             poller,
@@ -139,15 +179,15 @@ impl Worker {
             // Without this, another VMM would wait until this one has gone.
             let _ = guest.seat.take(&connected.stream);
             guest.link.set_worker(Some(self.index));
-            self.handle().claim();
+            self.mailbox().claim();
             match self.connect(&guest, connected) {
                 Some(Ok(connection)) => {
                     let missing = connection.check_features().err();
-                    unreadable.extend(missing.and_then(|ended| Unreadable::of(&guest, &ended)));
+                    unreadable.extend(missing.and_then(|ended| ended.unreadable(&guest)));
                     self.take(connection, true);
                 }
                 Some(Err(ended)) => {
-                    unreadable.extend(Unreadable::of(&guest, &ended));
+                    unreadable.extend(ended.unreadable(&guest));
                     self.not_loaded.push((guest, Some(ended)));
                 }
                 None => self.not_loaded.push((guest, None)),
@@ -165,16 +205,17 @@ impl Worker {
         self.connections.iter_mut().for_each(Connection::keep);
     }
 
-    fn handle(&self) -> &WorkerHandle {
-        &self.workers[self.index]
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailboxes[self.index]
     }
 
     /// Does what is left of what VMMs want that this process has read, because another process is to go on with the
     /// guests. The worker does not run any more.
     pub fn finish(&mut self) -> Vec<Option<Saved>> {
         // Guests that are on their way to this worker are left as well. None goes to another one any more.
-        let Inbox { arrivals, .. } = self.handle().take_inbox();
-        self.receive(arrivals);
+        let Inbox { connected, .. } = self.mailbox().take_inbox();
+        let passed = self.passing[self.index].take();
+        self.receive(connected, passed);
         let finish = |connection: &mut Connection| {
             let span = connection.span.clone();
             let _span = span.enter();
@@ -199,11 +240,11 @@ impl Worker {
         }
     }
 
-    /// Serves guests until [`WorkerHandle::stop`].
+    /// Serves guests until [`Mailbox::stop`].
     pub fn run(&mut self) {
         // The clock is that of the thread that made the worker, which may be another one.
         self.clock.wake();
-        while !self.handle().is_stopped() {
+        while !self.mailbox().is_stopped() {
             if let Err(error) = self.round().and_then(|()| self.sleep()) {
                 self.retire(error);
                 break;
@@ -232,7 +273,7 @@ impl Worker {
                 None => worked = true,
             }
         }
-        self.handle().times.count_round();
+        self.mailbox().times.count_round();
         self.notice_losses();
         self.end_round(worked);
         Ok(())
@@ -263,7 +304,7 @@ impl Worker {
         for connection in &mut self.connections {
             connection.state = State::Runnable;
         }
-        for worker in self.workers.iter() {
+        for worker in self.mailboxes.iter() {
             worker.waker.wake();
         }
     }
@@ -278,7 +319,7 @@ impl Worker {
         let worked = self.guard(at, Connection::turn)?;
         if worked {
             let passed = self.count_work();
-            self.handle().times.count_turn(passed.total());
+            self.mailbox().times.count_turn(passed.total());
             let now = self.clock.now();
             self.connections[at].worked(passed.ran, now);
         }
@@ -312,15 +353,15 @@ impl Worker {
                 State::Armed(None) => {}
             }
         }
-        if self.intakes.is_polling() || !self.handle().waker.may_sleep() {
+        if self.intakes.is_polling() || !self.mailbox().waker.may_sleep() {
             return Ok(());
         }
         self.say(Work::Nobody);
         self.count_time(Doing::Poll);
         let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
-        self.handle().times.sleeps(true);
+        self.mailbox().times.sleeps(true);
         let events = self.poller.wait(timeout);
-        self.handle().times.sleeps(false);
+        self.mailbox().times.sleeps(false);
         self.clock.wake();
         self.contention.slept();
         self.looked = self.clock.now();
@@ -331,27 +372,24 @@ impl Worker {
 
     /// Does what other threads want of this worker.
     fn take_requests(&mut self) {
-        if !self.handle().waker.take() {
+        if !self.mailbox().waker.take() {
             return;
         }
-        let Inbox { arrivals, orders } = self.handle().take_inbox();
-        self.receive(arrivals);
+        let Inbox { connected, orders } = self.mailbox().take_inbox();
+        let passed = self.passing[self.index].take();
+        self.receive(connected, passed);
         self.obey(orders);
         self.take_wanted();
     }
 
-    /// Begins to serve these guests.
-    fn receive(&mut self, arrivals: Vec<Arrival>) {
-        for arrival in arrivals {
-            match arrival {
-                Arrival::Connects { guest, connected } => {
-                    if let Some(guest) = self.guests.get(guest) {
-                        self.adopt(&guest, connected);
-                    }
-                }
-                Arrival::Moves(connection) => self.go_on(*connection),
+    /// Begins to serve guests whose VMMs have connected, and goes on with those that another worker has served.
+    fn receive(&mut self, connected: Vec<(u32, Connected)>, passed: Vec<Connection>) {
+        for (guest, connected) in connected {
+            if let Some(guest) = self.guests.get(guest) {
+                self.adopt(&guest, connected);
             }
         }
+        passed.into_iter().for_each(|connection| self.go_on(connection));
     }
 
     fn obey(&mut self, orders: Vec<Order>) {
@@ -365,8 +403,8 @@ impl Worker {
     /// Has the guests get a turn that other threads want to get one. A guest that was handed to another worker gets it
     /// there.
     fn take_wanted(&mut self) {
-        let workers = self.workers.clone();
-        workers[self.index].take_wanted(|guest| {
+        let mailboxes = self.mailboxes.clone();
+        mailboxes[self.index].take_wanted(|guest| {
             if let Some(connection) = self.connection(guest) {
                 connection.state = State::Runnable;
             } else if let Some(guest) = self.guests.get(guest) {
@@ -462,16 +500,13 @@ impl Worker {
     /// wait in their eventfds. A thread that still takes this worker for the guest's sets the bit of the guest here,
     /// and [`Self::take_wanted`] passes that on.
     fn hand_over(&mut self, at: usize, to: usize) -> Result<(), Box<Connection>> {
-        let connection = Box::new(self.connections.swap_remove(at));
+        let connection = self.connections.swap_remove(at);
         let guest = connection.guest.clone();
         self.intakes.leave(&guest.spec.network);
         connection.detach();
         guest.link.set_worker(Some(to));
-        if let Err(Arrival::Moves(connection)) = self.workers[to].serve(Arrival::Moves(connection))
-        {
-            return Err(connection);
-        }
-        self.handle().release();
+        self.passing[to].hand_over(connection, &self.mailboxes[to])?;
+        self.mailbox().release();
         Ok(())
     }
 
@@ -521,7 +556,7 @@ impl Worker {
         }
         guest.seat.leave();
         guest.link.set_worker(None);
-        self.handle().release();
+        self.mailbox().release();
         self.guests.note_change();
     }
 
@@ -529,8 +564,8 @@ impl Worker {
     /// while this thread ran, and as waiting while it did not.
     fn count_time(&mut self, doing: Doing) -> Passed {
         let passed = self.clock.look();
-        self.handle().times.add(doing, passed.ran);
-        self.handle().times.add(Doing::Wait, passed.waited);
+        self.mailbox().times.add(doing, passed.ran);
+        self.mailbox().times.add(Doing::Wait, passed.waited);
         passed
     }
 
@@ -545,7 +580,7 @@ impl Worker {
         let poll = ran.min(self.idle_round * untimed);
         let work = ran.saturating_sub(poll);
         for (doing, time) in [(Doing::Poll, poll), (Doing::Work, work), (Doing::Wait, waited)] {
-            self.handle().times.add(doing, time);
+            self.mailbox().times.add(doing, time);
         }
         let passed = Passed { ran: work, waited };
         self.round_work += passed.total();
@@ -566,7 +601,7 @@ impl Worker {
         if worked {
             self.idle_rounds = 0;
             let time = std::mem::take(&mut self.round_work);
-            self.handle().times.count_worked_round(time);
+            self.mailbox().times.count_worked_round(time);
         } else {
             self.idle_rounds += 1;
             if self.idle_rounds % ROUNDS != 1 {
@@ -621,10 +656,10 @@ impl Worker {
     /// Ends, because the kernel does not let this worker wait. The guests go to the other workers.
     fn retire(&mut self, error: Errno) {
         tracing::error!(%error, worker = self.index, "the worker ends");
-        let Inbox { arrivals, orders } = self.handle().retire();
-        self.receive(arrivals);
+        let (Inbox { connected, orders }, passed) = self.passing[self.index].retire(self.mailbox());
+        self.receive(connected, passed);
         while let Some(last) = self.connections.len().checked_sub(1) {
-            let Some(other) = least(&self.workers) else {
+            let Some(other) = least(&self.mailboxes) else {
                 self.remove(last, Some(&Ended::Poll(error)));
                 continue;
             };

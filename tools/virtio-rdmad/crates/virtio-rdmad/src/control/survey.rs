@@ -12,20 +12,20 @@ use network::Switch;
 use crate::guest::Guest;
 use crate::guests::Guests;
 use crate::histogram;
+use crate::mailbox::Mailbox;
 use crate::report::{
     BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpCountReport, QpReport,
     Report, SrqReport, UplinkReport, WorkerReport,
 };
 use crate::spec::MAX_GUESTS;
 use crate::times::Reading;
-use crate::worker_handle::WorkerHandle;
 
 /// The parts of the process that are told of.
 pub struct Surveyed {
     /// The guests.
     pub guests: Arc<Guests>,
     /// The workers, by index.
-    pub workers: Arc<[WorkerHandle]>,
+    pub workers: Arc<[Mailbox]>,
     /// The switches.
     pub switches: Vec<Arc<Switch>>,
     /// What the configuration file said when the process started, beside the guests.
@@ -48,7 +48,7 @@ pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed, detai
     }
 }
 
-fn worker_report(worker: &WorkerHandle) -> WorkerReport {
+fn worker_report(worker: &Mailbox) -> WorkerReport {
     let Reading { work, poll, wait, sleep, rounds, sleeps, asleep, worked_rounds, turns } =
         worker.times.read();
     WorkerReport {

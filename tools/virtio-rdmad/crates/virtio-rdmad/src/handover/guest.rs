@@ -17,8 +17,6 @@ use super::journal::{Journal, JournalError};
 use super::listeners::Listeners;
 use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
-use crate::connection::Ended;
-use crate::guest::Guest;
 use crate::spec::{GuestSpec, Origin, SpecError};
 
 /// The beginning of the names of what is kept. A number follows.
@@ -166,7 +164,7 @@ impl Kept {
     }
 
     /// Goes on to keep a guest that another process has served, which is now as `spec` says. No connection of it is
-    /// kept before a [`ConnectionJournal`] begins.
+    /// kept before [`Self::connect`].
     pub fn go_on(&mut self, spec: &str, origin: Origin) {
         spec.clone_into(&mut self.record.spec);
         self.record.origin = origin;
@@ -176,7 +174,7 @@ impl Kept {
         }
     }
 
-    /// Keeps the guest as it is now if it has no VMM. One that has a VMM is kept when its [`ConnectionJournal`] begins.
+    /// Keeps the guest as it is now if it has no VMM. One that has a VMM is kept by [`Self::connect`].
     pub fn renew(&mut self) {
         if self.record.connection.is_some() {
             return;
@@ -245,8 +243,22 @@ impl Kept {
         self.name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
+    /// Begins to keep the connection of a VMM, which has this socket, in the place of any other one. Returns whether it
+    /// can be kept; otherwise this logs why not.
+    pub fn connect(&mut self, socket: BorrowedFd<'_>) -> bool {
+        match socket.try_clone_to_owned() {
+            Ok(socket) => self.stream = Some(socket.into()),
+            Err(error) => {
+                refused(&self.record.spec, &error.into());
+                self.disconnect();
+                return false;
+            }
+        }
+        true
+    }
+
     /// Keeps what the VMM that is connected has said.
-    fn keep(&mut self, state: &State, change: Change) {
+    pub fn keep(&mut self, state: &State, change: Change) {
         self.record.connection = Some(state.bytes.clone());
         // The set has the image as well until it is another one.
         let has_image = self.record.left.take().is_some();
@@ -362,36 +374,6 @@ pub fn now() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs())
 }
 
-/// Keeps what the VMM of a guest says that is connected.
-pub struct ConnectionJournal {
-    guest: Arc<Guest>,
-}
-
-impl ConnectionJournal {
-    /// Makes the journal of a connection, which has this socket, if the guest is kept.
-    pub fn new(guest: &Arc<Guest>, socket: BorrowedFd<'_>) -> Option<Self> {
-        let mut kept = guest.kept()?;
-        let socket = socket.try_clone_to_owned();
-        match socket {
-            Ok(socket) => kept.stream = Some(socket.into()),
-            Err(error) => {
-                refused(&guest.spec.text, &error.into());
-                kept.disconnect();
-                return None;
-            }
-        }
-        Some(Self { guest: guest.clone() })
-    }
-}
-
-impl virtio_transport::Journal for ConnectionJournal {
-    fn keep(&mut self, state: &State, change: Change) {
-        if let Some(mut kept) = self.guest.kept() {
-            kept.keep(state, change);
-        }
-    }
-}
-
 /// A guest that another process has served.
 pub struct Left {
     /// What is kept of it.
@@ -450,14 +432,6 @@ pub enum Unreadable {
         /// The reason.
         reason: String,
     },
-}
-
-impl Unreadable {
-    /// Returns this for a guest whose connection has ended before it began, if the reason is of this kind.
-    pub fn of(guest: &Guest, ended: &Ended) -> Option<Self> {
-        let name = guest.spec.name.clone();
-        ended.is_unreadable().then(|| Self::Guest { name, reason: ended.to_string() })
-    }
 }
 
 /// What another process has left to this one.

@@ -43,8 +43,7 @@ impl Bench {
     fn with_workers(test: &str, count: u32, workers: usize) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let workers: Arc<[WorkerHandle]> =
-            (0..workers).map(|_| WorkerHandle::new().unwrap()).collect();
+        let workers: Arc<[Mailbox]> = (0..workers).map(|_| Mailbox::new().unwrap()).collect();
         let events = Arc::new(Events::new().unwrap());
         let all =
             Arc::new(Guests::new(HashMap::new(), HashMap::new(), workers.clone(), events).unwrap());
@@ -53,8 +52,11 @@ impl Bench {
             all.add(Arriving::at(&path, &format!("g{index}"))).unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
-        let make =
-            |index| Worker::new(workers.clone(), index, all.clone(), &[], Duration::ZERO).unwrap();
+        let passing: Arc<[_]> = workers.iter().map(|_| Passing::default()).collect();
+        let make = |index| {
+            Worker::new(workers.clone(), passing.clone(), index, all.clone(), &[], Duration::ZERO)
+                .unwrap()
+        };
         let (worker, other) = (make(0), (workers.len() > 1).then(|| make(1)));
         Self { worker, other, guests, _directory: Directory(directory) }
     }
@@ -65,8 +67,7 @@ impl Bench {
         front_end.set_nonblocking(true).unwrap();
         self.guests[guest].link.set_worker(Some(0));
         let connected = Connected { stream: back_end, said: None };
-        let arrival = Arrival::Connects { guest: self.guests[guest].index, connected };
-        assert!(self.worker.handle().serve(arrival).is_ok());
+        assert!(self.worker.mailbox().serve(self.guests[guest].index, connected).is_ok());
         front_end
     }
 
@@ -79,7 +80,7 @@ impl Bench {
 impl Worker {
     /// Returns how many guests the worker serves.
     fn guests(&self) -> usize {
-        self.handle().guests()
+        self.mailbox().guests()
     }
 
     fn is_idle(&self) -> bool {
@@ -190,7 +191,7 @@ fn rounds_with_work_are_timed() {
     let mut bench = Bench::new("timed", 2);
     let _guests = [0, 1].map(|guest| FrontEnd::start(bench.connect(guest), REQUESTS));
     bench.settle();
-    let read = |bench: &Bench| bench.worker.handle().times.read();
+    let read = |bench: &Bench| bench.worker.mailbox().times.read();
     let count = |histogram: &histogram::Reading| -> u64 {
         histogram.buckets.iter().map(|(_, count)| count).sum()
     };
@@ -279,7 +280,7 @@ fn looks_in_vain_before_work_are_no_work() {
     // The first round was timed, and one after each ROUNDS.
     (worker.idle_rounds, worker.idle_round) = (ROUNDS + 4, look);
     let work = worker.count_work().ran;
-    let times = worker.handle().times.read();
+    let times = worker.mailbox().times.read();
     assert_eq!(times.poll, 3 * look);
     assert_eq!(times.work, work);
     assert!(work + times.poll + times.wait >= 20 * look);
@@ -292,7 +293,7 @@ fn looks_in_vain_before_work_are_no_work() {
 /// Has the worker of a guest hand it to the other one.
 fn send_away(worker: &Worker, guest: &Guest) {
     let to = 1 - worker.index;
-    assert!(worker.handle().order(Order::SendAway(guest.index, to)).is_ok());
+    assert!(worker.mailbox().order(Order::SendAway(guest.index, to)).is_ok());
 }
 
 /// How a worker learns that there is work for a guest.
@@ -331,7 +332,7 @@ fn nothing_for_a_guest_that_is_moved_is_lost() {
             match told {
                 Told::Kick => moves.kick(),
                 Told::Wake => guest.link.wake(),
-                Told::LateWake => assert!(one.handle().want(guest.index)),
+                Told::LateWake => assert!(one.mailbox().want(guest.index)),
             }
         };
         come(0, one);
@@ -357,11 +358,11 @@ fn nothing_for_a_guest_that_is_moved_is_lost() {
 }
 
 /// Stops workers when it is dropped, also by a test that fails.
-struct Stop<'a>(&'a [WorkerHandle]);
+struct Stop<'a>(&'a [Mailbox]);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(WorkerHandle::stop);
+        self.0.iter().for_each(Mailbox::stop);
     }
 }
 
@@ -372,7 +373,7 @@ fn a_guest_goes_on_while_it_is_moved() {
     let guests = bench.guests.clone();
     let mut front_ends: Vec<_> = (0..3).map(|at| FrontEnd::start(bench.connect(at), 0)).collect();
     let mut other = bench.other.take().unwrap();
-    let workers = bench.worker.workers.clone();
+    let workers = bench.worker.mailboxes.clone();
     std::thread::scope(|scope| {
         let _end = Stop(&workers);
         scope.spawn(|| bench.worker.run());
@@ -412,7 +413,7 @@ fn messages_go_on_while_guests_are_moved() {
     let mut bench = Bench::with_two("messages-moved", 2);
     let guests = bench.guests.clone();
     let mut other = bench.other.take().unwrap();
-    let workers = bench.worker.workers.clone();
+    let workers = bench.worker.mailboxes.clone();
     let sockets = [0, 1].map(|guest| bench.connect(guest));
     std::thread::scope(|scope| {
         let _end = Stop(&workers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What other threads have of a worker.
+//! What other threads have of a worker, and what they have for it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,23 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use scheduler::Waker;
 
-use crate::connection::Connection;
 use crate::handover::Connected;
 use crate::spec::MAX_GUESTS;
 use crate::times::Times;
-
-/// A guest that a worker is to serve. Its link names the worker already.
-pub enum Arrival {
-    /// Its VMM has connected.
-    Connects {
-        /// The index of the guest.
-        guest: u32,
-        /// The connection.
-        connected: Connected,
-    },
-    /// Another worker has served it. No poller watches its descriptors.
-    Moves(Box<Connection>),
-}
 
 /// What a worker is to do with a guest that it serves, which is named by its index.
 #[derive(Debug)]
@@ -35,15 +21,16 @@ pub enum Order {
 /// What other threads have for a worker.
 #[derive(Default)]
 pub struct Inbox {
-    /// The guests that it is to serve.
-    pub arrivals: Vec<Arrival>,
+    /// The guests that it is to serve, by their index, and their VMMs, which have connected. The link of such a guest
+    /// names the worker already.
+    pub connected: Vec<(u32, Connected)>,
     /// What it is to do with its guests.
     pub orders: Vec<Order>,
 }
 
 /// The part of a worker that other threads may use, all of it at any time. Guests are named by their
 /// index.
-pub struct WorkerHandle {
+pub struct Mailbox {
     /// Wakes the worker, which takes what is here for it then.
     pub waker: Waker,
     /// What the worker does with its time.
@@ -60,8 +47,8 @@ pub struct WorkerHandle {
     is_retired: AtomicBool,
 }
 
-impl WorkerHandle {
-    /// Makes the handle of a worker.
+impl Mailbox {
+    /// Makes the mailbox of a worker.
     pub fn new() -> Result<Self, Errno> {
         Ok(Self {
             waker: Waker::new()?,
@@ -100,14 +87,15 @@ impl WorkerHandle {
         self.guests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes the worker serve a guest. A worker that has retired returns the guest.
-    pub fn serve(&self, arrival: Arrival) -> Result<(), Arrival> {
+    /// Makes the worker serve the guest with this index, whose VMM has connected. A worker that has retired returns the
+    /// connection.
+    pub fn serve(&self, guest: u32, connected: Connected) -> Result<(), Connected> {
         let mut inbox = self.inbox();
         if self.is_retired() {
-            return Err(arrival);
+            return Err(connected);
         }
         self.claim();
-        inbox.arrivals.push(arrival);
+        inbox.connected.push((guest, connected));
         drop(inbox);
         self.waker.wake();
         Ok(())
@@ -180,7 +168,7 @@ impl WorkerHandle {
 }
 
 /// Returns the index of the worker that has the fewest guests, of those that have not retired.
-pub fn least(workers: &[WorkerHandle]) -> Option<usize> {
+pub fn least(workers: &[Mailbox]) -> Option<usize> {
     let there = workers.iter().enumerate().filter(|(_, worker)| !worker.is_retired());
     there.min_by_key(|(_, worker)| worker.guests()).map(|(index, _)| index)
 }
