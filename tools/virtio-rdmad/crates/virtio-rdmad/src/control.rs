@@ -4,7 +4,9 @@
 
 mod client;
 pub mod interface;
+pub mod report;
 mod survey;
+mod told;
 
 use std::io::{BufReader, Error};
 use std::os::unix::net::UnixStream;
@@ -16,11 +18,11 @@ use rustix::io::Errno;
 use varlink::sansio::protocol::{parse_request, serialize_reply};
 use varlink::{ConnectionHandler, Reply, VarlinkService};
 
-use crate::events::Events;
-use crate::report::EventReport;
-use crate::socket::Socket;
+use crate::guest::events::Events;
+use crate::os::socket::Socket;
 use client::{Client, Ended};
 use interface::{Besides, Daemon};
+use report::EventReport;
 pub use survey::Surveyed;
 
 /// Most clients at a time. If there are as many, one more takes the place of the one that has neither sent nor read
@@ -108,7 +110,7 @@ impl Server<'_> {
             stays(served)
         });
         if ready.has_events {
-            self.tell(&self.events.take());
+            self.tell(&told::take(self.events));
         }
         if ready.has_new {
             if let Err(error) = accept(self.socket, &mut self.clients) {

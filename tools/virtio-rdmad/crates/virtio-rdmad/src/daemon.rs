@@ -20,22 +20,22 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::access::Access;
-use crate::balance::Balance;
+use crate::cli::options::{self, Options};
 use crate::control::{self, Surveyed};
-use crate::crew::{Assigned, Crew, NotPrepared};
-use crate::events::Events;
+use crate::guest::events::Events;
+use crate::guest::guests::{stations, AddError, Arriving, Guests};
+use crate::guest::mailbox::Mailbox;
 use crate::guest::Guest;
-use crate::guests::{stations, AddError, Arriving, Guests};
 use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
-use crate::log;
-use crate::mailbox::Mailbox;
-use crate::options::{self, Options};
-use crate::privileges;
-use crate::remover::Remover;
-use crate::sandbox::{self, Filters, SandboxError};
-use crate::socket::{Kind, Socket};
+use crate::os::access::Access;
+use crate::os::log;
+use crate::os::privileges;
+use crate::os::remover::Remover;
+use crate::os::sandbox::{self, Filters, SandboxError};
+use crate::os::socket::{Kind, Socket};
 use crate::spec::{GuestSpec, Origin, MAX_GUESTS};
+use crate::worker::balance::Balance;
+use crate::worker::crew::{Assigned, Crew, NotPrepared};
 use crate::worker::{Passing, Resumed, Worker};
 
 /// How long to wait when no connection can be accepted, for example because there are too many

@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest: what outlives the connections of its VMM.
+//! A guest: what outlives the connections of its VMM, and who serves it.
+
+pub mod events;
+pub mod guests;
+pub mod histogram;
+pub mod mailbox;
+pub mod seat;
+pub mod times;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,13 +15,12 @@ use std::time::Duration;
 use engine::{Device, Incident};
 use memory::Share;
 
-use crate::events::{Event, Events};
 use crate::handover::Kept;
-use crate::mailbox::Mailbox;
-use crate::seat::Seat;
-use crate::socket::Socket;
+use crate::os::socket::Socket;
 use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError};
-use crate::times;
+use events::{Event, Events};
+use mailbox::Mailbox;
+use seat::Seat;
 
 /// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;

@@ -18,7 +18,7 @@
 //!
 //! A process may fail before it serves anybody: its options are wrong, or it is a version that cannot read what is there.
 //! So it changes nothing of what is kept before all its threads are there and have loaded their guests
-//! ([`crate::crew`]). Any number of processes may fail so, and the guests have lost nothing.
+//! ([`crate::worker::crew`]). Any number of processes may fail so, and the guests have lost nothing.
 
 pub mod ask;
 mod guest;

@@ -4,51 +4,34 @@
 //! The main thread reads the command line, makes an [`engine::Fabric`] for each network and an
 //! [`engine::Device`] for each guest, and starts the workers ([`worker`]). Then it gives each VMM
 //! that connects to a worker, and waits for signals. Another thread answers on the control socket
-//! ([`control`]), and another process removes the sockets in the end ([`remover`]).
+//! ([`control`]), and another process removes the sockets in the end ([`os::remover`]).
+//!
+//! The floors, from the bottom to the top; a file imports only what stands below it:
+//!
+//! * [`os`]: sockets, rights, the log
+//! * [`spec`]: guests, uplinks and the configuration file, as their users write them
+//! * [`handover`]: what a process leaves to the next one
+//! * [`guest`]: guests, and the mailboxes of the workers that serve them
+//! * [`worker`]: the threads that serve guests
+//! * [`control`]: the control socket
+//! * [`cli`]: the commands
+//! * [`daemon`]: the process that serves guests
 
 #![forbid(unsafe_code)]
 
-mod access;
-mod add_remove;
-mod backend;
-mod balance;
-mod call;
-mod clock;
-mod config;
-mod connection;
+mod cli;
 mod control;
-mod crew;
 mod daemon;
-mod events;
 mod guest;
-mod guests;
 mod handover;
-mod histogram;
-mod log;
-mod mailbox;
-mod metrics;
-mod options;
-mod poller;
-mod privileges;
-mod reload;
-mod remover;
-mod report;
-mod sandbox;
-mod seat;
-mod set;
-mod socket;
+mod os;
 mod spec;
-mod spin;
-mod status;
-mod times;
-mod top;
-mod watch;
 mod worker;
 
 use std::process::ExitCode;
 
-use handover::supervisor;
-use options::Command;
+use cli::config;
+use os::log;
 
 fn main() -> ExitCode {
     let options = match config::options() {
@@ -56,17 +39,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error),
     };
     let result = match &options.command {
-        Some(Command::Status(status)) => status::print(status),
-        Some(Command::Metrics(metrics)) => metrics::print(metrics),
-        Some(Command::Watch(watch)) => watch::print(watch),
-        Some(Command::Top(top)) => top::run(top),
-        Some(Command::Add(add)) => add_remove::add(add),
-        Some(Command::Set(set)) => set::run(set),
-        Some(Command::Reload(reload)) => reload::run(reload),
-        Some(Command::Remove(remove)) => add_remove::remove(remove),
-        Some(Command::Supervise(supervise)) => supervisor::run(supervise),
-        Some(Command::HandOver(options)) => handover::ask::run(options),
-        Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
+        Some(command) => cli::run(command),
         None => {
             log::start(&options.log);
             daemon::run(&options)

@@ -5,13 +5,20 @@
 //! length, so that a guest that floods the worker makes the others wait for one of its turns at most.
 //! While there is work, or was a moment ago, the worker looks at sockets and kicks only every so
 //! often: a system call in each round would be most of the round, and a guest that gets turns has no
-//! need to kick. A guest that has had no work for a while ([`crate::spin`]) is armed: it has to kick
+//! need to kick. A guest that has had no work for a while ([`crate::worker::spin`]) is armed: it has to kick
 //! from then on. A worker all of whose guests are armed sleeps, and uses no processor time.
 //!
 //! What comes over the uplinks of its guests' networks is taken in before the guests get their turns, so
 //! that they find it there ([`intakes`]).
 
+mod backend;
+pub mod balance;
+mod clock;
+mod connection;
+pub mod crew;
 mod intakes;
+mod poller;
+mod spin;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,17 +30,17 @@ use network::Intake;
 use rustix::io::Errno;
 use virtio_transport::State as Saved;
 
-use crate::clock::{Clock, Passed};
-use crate::connection::{Connection, Ended, State};
-use crate::events::Event;
+use crate::guest::events::Event;
+use crate::guest::guests::Guests;
+use crate::guest::mailbox::{least, Inbox, Mailbox, Order};
+use crate::guest::times::Doing;
 use crate::guest::Guest;
-use crate::guests::Guests;
 use crate::handover::{Connected, Unreadable, Work};
-use crate::mailbox::{least, Inbox, Mailbox, Order};
-use crate::poller::{Poller, Source};
-use crate::spin::Contention;
-use crate::times::Doing;
+use clock::{Clock, Passed};
+use connection::{Connection, Ended, State};
 use intakes::Intakes;
+use poller::{Poller, Source};
+use spin::Contention;
 
 /// Time between two looks at sockets and kicks while there is work.
 const EVENTS_BUSY: Duration = Duration::from_micros(50);

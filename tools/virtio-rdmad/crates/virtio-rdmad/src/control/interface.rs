@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
+use super::report::EventReport;
 use super::survey::{survey, Surveyed};
-use crate::guests::{AddError, RemoveError, SetError};
-use crate::report::EventReport;
-use crate::socket::{Kind, Socket};
+use crate::guest::guests::{AddError, RemoveError, SetError};
+use crate::os::socket::{Kind, Socket};
 use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, SpecError};
 
 /// The interface.

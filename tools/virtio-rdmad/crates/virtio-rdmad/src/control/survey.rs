@@ -9,16 +9,16 @@ use std::sync::Arc;
 use engine::{Address, DeviceStatus, Limits, QpCount, QpState, QpStatus, Quota, SrqStatus};
 use network::Switch;
 
-use crate::guest::Guest;
-use crate::guests::Guests;
-use crate::histogram;
-use crate::mailbox::Mailbox;
-use crate::report::{
+use super::report::{
     BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpCountReport, QpReport,
     Report, SrqReport, UplinkReport, WorkerReport,
 };
+use crate::guest::guests::Guests;
+use crate::guest::histogram;
+use crate::guest::mailbox::Mailbox;
+use crate::guest::times::Reading;
+use crate::guest::Guest;
 use crate::spec::MAX_GUESTS;
-use crate::times::Reading;
 
 /// The parts of the process that are told of.
 pub struct Surveyed {
@@ -39,7 +39,7 @@ pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed, detai
     Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         memory_losses: memory::losses(),
-        log_lines_left_out: crate::log::left_out(),
+        log_lines_left_out: crate::os::log::left_out(),
         max_guests: MAX_GUESTS as u64,
         settings: settings.clone(),
         workers: workers.iter().map(worker_report).collect(),

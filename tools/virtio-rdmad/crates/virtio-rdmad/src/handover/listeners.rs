@@ -14,8 +14,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use super::Manager;
-use crate::access::Access;
-use crate::socket::{FileId, Kind, Name, Socket};
+use crate::os::access::Access;
+use crate::os::socket::{FileId, Kind, Name, Socket};
 
 /// The beginning of the names by which the service manager keeps sockets. The device and the inode of the file follow, or
 /// twice 0 if the process has not made the file.

@@ -2,7 +2,7 @@
 //! `owner=` and `mode=` of a guest.
 
 use super::key_values::{KeyValues, ListError};
-use crate::access::Access;
+use crate::os::access::Access;
 
 /// Reads who may connect to the sockets of a guest. Whether the user and the group exist shows when a socket is made, in a
 /// process that may look.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::key_values::{number, KeyValues, ListError};
 use super::{access, keys, policy};
-use crate::access::Access;
+use crate::os::access::Access;
 
 /// Most guests of a process.
 pub const MAX_GUESTS: usize = 1024;

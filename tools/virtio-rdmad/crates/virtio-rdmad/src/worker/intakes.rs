@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use network::{Found, Intake};
 use rustix::io::Errno;
 
-use crate::poller::{Poller, Source};
-use crate::spin::Spin;
+use super::poller::{Poller, Source};
+use super::spin::Spin;
 
 /// Turns in a row that leave something behind, after which the worker gives the intake back.
 const MOST_PARTS: u32 = 8;

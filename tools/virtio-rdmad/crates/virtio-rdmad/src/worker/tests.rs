@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use super::*;
-use crate::events::Events;
-use crate::guests::Arriving;
-use crate::histogram;
+use crate::guest::events::Events;
+use crate::guest::guests::Arriving;
+use crate::guest::histogram;
 
 #[path = "../../tests/front_end/mod.rs"]
 mod front_end;

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::Write;
 
-use crate::call::{ask_brief, call_with};
+use super::call::{ask_brief, call_with};
+use super::options::StatusOptions;
 use crate::control::interface::STATUS;
-use crate::options::StatusOptions;
-use crate::report::{
+use crate::control::report::{
     GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
 };
 

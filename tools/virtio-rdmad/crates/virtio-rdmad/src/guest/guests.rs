@@ -18,11 +18,11 @@ use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 
-use crate::events::Events;
-use crate::guest::{Guest, Link};
+use super::events::Events;
+use super::mailbox::{least, Mailbox};
+use super::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
-use crate::mailbox::{least, Mailbox};
-use crate::socket::Socket;
+use crate::os::socket::Socket;
 use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError, MAX_GUESTS};
 
 /// Descriptors that a guest may need besides those of its queues and its memory: for the sockets of its VMM and of its
@@ -159,8 +159,8 @@ impl Arriving {
             spec: format!("name={name},vhost-user={}", path.display()).parse().unwrap(),
             socket: Socket::bind(
                 path,
-                crate::socket::Kind::Stream,
-                &crate::access::Access::default(),
+                crate::os::socket::Kind::Stream,
+                &crate::os::access::Access::default(),
             )
             .unwrap(),
             nic: None,
@@ -576,7 +576,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::socket::Kind;
+    use crate::os::socket::Kind;
 
     /// Makes a process that may have so many descriptors for guests.
     fn guests_with(descriptors: u64) -> Guests {

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::sandbox::{self, Filters};
-use crate::socket::Name;
+use super::sandbox::{self, Filters};
+use super::socket::Name;
 
 /// The name of the command that makes a process a remover.
 pub const COMMAND: &str = "remove-sockets";

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::report::{GuestReport, Report, WorkerReport};
+use crate::control::report::{GuestReport, Report, WorkerReport};
 
 /// Counters of work requests that a guest has completed as the requester.
 const MESSAGES: [&str; 6] = [

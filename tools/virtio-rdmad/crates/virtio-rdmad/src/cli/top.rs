@@ -7,9 +7,9 @@ mod view;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-use crate::call::ask_summary;
-use crate::options::TopOptions;
-use crate::report::Report;
+use super::call::ask_summary;
+use super::options::TopOptions;
+use crate::control::report::Report;
 use terminal::{Keys, Screen};
 
 /// What the process has reported, and when.

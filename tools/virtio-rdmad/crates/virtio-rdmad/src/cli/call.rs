@@ -13,7 +13,7 @@ use varlink::sansio::protocol::{parse_reply, serialize_request};
 use varlink::Request;
 
 use crate::control::interface::STATUS;
-use crate::report::Report;
+use crate::control::report::Report;
 
 /// Why a call fails. Each names the control socket.
 #[derive(Debug, thiserror::Error)]

@@ -10,9 +10,9 @@ use memory::{GuestMemory, Share};
 use ring::SplitQueue;
 use virtio_transport::{Backend, QueueSetup};
 
-use crate::events::Event;
+use super::poller::{Poller, Source};
+use crate::guest::events::Event;
 use crate::guest::Guest;
-use crate::poller::{Poller, Source};
 
 /// Joins the device, the transport and the poller of one connection.
 pub struct GuestBackend {

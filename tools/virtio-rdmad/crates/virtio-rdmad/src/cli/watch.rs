@@ -4,10 +4,10 @@
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::call::Answers;
+use super::call::Answers;
+use super::options::WatchOptions;
 use crate::control::interface::MONITOR;
-use crate::options::WatchOptions;
-use crate::report::EventReport;
+use crate::control::report::EventReport;
 
 /// Prints events until the process behind the control socket ends, or nobody reads them any more.
 pub fn print(options: &WatchOptions) -> Result<(), Box<dyn std::error::Error>> {

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use scheduler::Waker;
 
+use super::times::Times;
 use crate::handover::Connected;
 use crate::spec::MAX_GUESTS;
-use crate::times::Times;
 
 /// What a worker is to do with a guest that it serves, which is named by its index.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! Gives up what the process does not need once its sockets are open.
 //!
 //! Landlock takes away the whole file system. Another process removes the sockets when this one ends
-//! ([`crate::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
+//! ([`crate::os::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
 //! that of the control socket accept connections as well; those of switches do
 //! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more.

@@ -10,8 +10,8 @@ use rustix::thread::CpuSet;
 
 use crate::handover::ask::{self, HandOverOptions};
 use crate::handover::supervisor::SupervisorOptions;
-use crate::privileges::User;
-use crate::remover::{self, RemoverOptions};
+use crate::os::privileges::User;
+use crate::os::remover::{self, RemoverOptions};
 use crate::spec::{ConfigFile, GuestSpec, Origin, PolicyChange, UplinkSpec};
 
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use super::{Resumed, Worker};
 use crate::handover::{self, Unreadable};
-use crate::worker::{Resumed, Worker};
 
 /// A worker, and the guests that it is to go on with.
 pub type Assigned = (Worker, Vec<Resumed>);

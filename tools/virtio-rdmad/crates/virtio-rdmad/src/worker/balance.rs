@@ -20,8 +20,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::guest::mailbox::{Mailbox, Order};
 use crate::guest::Guest;
-use crate::mailbox::{Mailbox, Order};
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -201,8 +201,8 @@ fn to_share(guest: &Placed, to: &Share) -> Move {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Events;
-    use crate::guests::{Arriving, Guests};
+    use crate::guest::events::Events;
+    use crate::guest::guests::{Arriving, Guests};
 
     /// Returns guests with these loads for each worker, numbered from 0 on.
     fn place(loads: &[&[u32]]) -> Vec<Placed> {

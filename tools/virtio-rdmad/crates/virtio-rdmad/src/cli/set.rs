@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::call::{call_with, CallError, INVALID_PARAMETER};
+use super::call::{call_with, CallError, INVALID_PARAMETER};
+use super::options::SetOptions;
 use crate::control::interface::SET_POLICY;
-use crate::options::SetOptions;
 use crate::spec::PolicyChange;
 
 /// Has the process change the policy of a guest.

@@ -18,7 +18,7 @@ use rustix::net::{
     bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::access::Access;
+use super::access::Access;
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -46,7 +46,7 @@ impl From<Framing> for Kind {
 }
 
 /// A socket that other processes connect to. Its file is removed when this is dropped, if the process
-/// may remove files; otherwise a [`Remover`](crate::remover::Remover) removes it.
+/// may remove files; otherwise a [`Remover`](crate::os::remover::Remover) removes it.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,

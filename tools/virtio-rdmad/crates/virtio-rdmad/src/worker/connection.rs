@@ -11,12 +11,12 @@ use rustix::io::Errno;
 use tracing::Span;
 use virtio_transport::{Backend, Change, Protocol, ResumeError, Server, State as Saved};
 
-use crate::backend::GuestBackend;
+use super::backend::GuestBackend;
+use super::poller::{Poller, Source};
+use super::spin::Spin;
 use crate::guest::Guest;
 use crate::handover::{Connected, Said, Unreadable};
-use crate::poller::{Poller, Source};
 use crate::spec::Transport;
-use crate::spin::Spin;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]

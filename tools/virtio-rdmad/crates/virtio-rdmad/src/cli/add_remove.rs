@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::call::call_with;
+use super::call::call_with;
+use super::options::{AddOptions, RemoveOptions};
 use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
-use crate::options::{AddOptions, RemoveOptions};
-use crate::socket::{remove_socket, Kind, Socket};
+use crate::os::socket::{remove_socket, Kind, Socket};
 use crate::spec::GuestSpec;
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::histogram::{self, Histogram};
+use super::histogram::{self, Histogram};
 
 /// What time is spent on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

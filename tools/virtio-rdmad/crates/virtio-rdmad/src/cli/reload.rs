@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
 
-use crate::add_remove::{add_to, remove_from};
-use crate::call::ask_summary;
-use crate::config;
-use crate::options::ReloadOptions;
-use crate::report::{GuestReport, Report};
-use crate::set::set_in_file;
+use super::add_remove::{add_to, remove_from};
+use super::call::ask_summary;
+use super::config;
+use super::options::ReloadOptions;
+use super::set::set_in_file;
+use crate::control::report::{GuestReport, Report};
 use crate::spec::{
     keys, ConfigFile, GuestSpec, KeyValues, Origin, PolicyChange, SpecError, DEFAULT,
 };

@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use toml::de::DeValue;
 
-use crate::options::Options;
+use super::options::Options;
 use crate::spec::file::{require_one, texts, ConfigError, ConfigFile, Mistake, TABLES};
 
 /// Options that a file cannot have as keys with a value.
@@ -123,7 +123,8 @@ mod tests {
     #[test]
     fn the_example_is_right() {
         let file =
-            ConfigFile::parse(include_str!("../../../examples/virtio-rdmad.toml"), option).unwrap();
+            ConfigFile::parse(include_str!("../../../../examples/virtio-rdmad.toml"), option)
+                .unwrap();
         assert!(file.guests.len() >= 2 && file.options.contains_key("control"));
     }
 

@@ -15,9 +15,9 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::call::ask_summary;
-use crate::options::MetricsOptions;
-use crate::report::{
+use super::call::ask_summary;
+use super::options::MetricsOptions;
+use crate::control::report::{
     GuestReport, HistogramReport, LimitsReport, QpCountReport, Report, WorkerReport,
 };
 

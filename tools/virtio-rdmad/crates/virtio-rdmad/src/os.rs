@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the process has of the operating system: sockets and their files, rights, the log.
+
+pub mod access;
+pub mod log;
+pub mod privileges;
+pub mod remover;
+pub mod sandbox;
+pub mod socket;
