@@ -10,8 +10,8 @@
 //! * where a peer in the same network is, who waits for a receive, and how long a requester pauses that waits for one
 //!   ([`crate::qp::saved`], [`crate::queue::srq`])
 //! * a control command that is under way: it begins once more ([`crate::control::queue`])
-//! * the rate of a flow, and its turn at the guest's limit ([`crate::qp::flow`]); how long answers take
-//!   ([`crate::qp::window`])
+//! * the rate of a flow, and its turn at the guest's limit ([`reliability::Flow`]); how long answers take
+//!   ([`reliability::Window`])
 //! * what is in the configuration: the features that are offered, and what the guest may do
 
 use std::collections::HashMap;

@@ -15,8 +15,7 @@
 //! The payload is what `postcard` makes of the structures named `Saved`. Each of them is beside what it is the state
 //! of, and whoever changes one of them changes [`VERSION`]. The test `golden_images` fails until that is done.
 
-use std::time::{Duration, Instant};
-
+pub(crate) use reliability::{require, Moment, Wrong};
 use ring::RingError;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -34,9 +33,6 @@ const MAGIC: [u8; 8] = *b"vrdma-im";
 const CHECKED: usize = 20;
 /// The bytes of the header.
 const HEADER: usize = 24;
-
-/// The longest time that an image may tell of, in either direction from its own.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Why an image is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -136,18 +132,6 @@ impl LoadError {
     }
 }
 
-/// What is wrong with a part of an object.
-pub(crate) type Wrong = &'static str;
-
-/// Returns an error unless a condition holds.
-pub(crate) fn require(condition: bool, otherwise: Wrong) -> Result<(), Wrong> {
-    if condition {
-        Ok(())
-    } else {
-        Err(otherwise)
-    }
-}
-
 /// Returns the CRC-32 of what an image with this header and payload has to be protected.
 fn checksum(header: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
@@ -198,28 +182,6 @@ pub(crate) fn open<T: DeserializeOwned>(image: &[u8]) -> Result<T, LoadError> {
         Ok(state)
     } else {
         Err(LoadError::Form(format!("{} bytes are left", rest.len())))
-    }
-}
-
-/// A time, as nanoseconds from that of the image. A time that is over has a negative number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Moment(i64);
-
-impl Moment {
-    /// Returns a time; `now` is that of the image.
-    pub fn of(time: Instant, now: Instant) -> Self {
-        let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-        match time.checked_duration_since(now) {
-            Some(later) => Self(nanos(later)),
-            None => Self(-nanos(now.saturating_duration_since(time))),
-        }
-    }
-
-    /// Returns the time, which goes on at `now`.
-    pub fn time(self, now: Instant) -> Instant {
-        let distance = Duration::from_nanos(self.0.unsigned_abs()).min(LONGEST);
-        let time = if self.0 < 0 { now.checked_sub(distance) } else { now.checked_add(distance) };
-        time.unwrap_or(now)
     }
 }
 
@@ -289,20 +251,5 @@ mod tests {
         assert_eq!(open::<u32>(&image[..23]), Err(LoadError::Header { len: 23 }));
         assert!(matches!(open::<u32>(&seal(&(7_u32, 7_u32))), Err(LoadError::Form(_))));
         assert!(matches!(open::<(u32, u32)>(&seal(&7_u32)), Err(LoadError::Form(_))));
-    }
-
-    #[test]
-    fn times_go_on() {
-        let now = Instant::now();
-        let later = now + Duration::from_secs(5);
-        for time in
-            [now, now + Duration::from_nanos(1), now.checked_sub(Duration::from_millis(3)).unwrap()]
-        {
-            let moment = Moment::of(time, now);
-            assert_eq!(Moment::of(moment.time(later), later), moment);
-            assert_eq!(moment.time(now), time);
-        }
-        assert_eq!(Moment(i64::MAX).time(now), now + LONGEST);
-        assert_eq!(Moment(i64::MIN).time(now), now.checked_sub(LONGEST).unwrap());
     }
 }

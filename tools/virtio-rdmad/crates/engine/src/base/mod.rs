@@ -19,7 +19,6 @@ pub(crate) mod limits;
 pub(crate) mod qp_type;
 pub(crate) mod queues;
 pub(crate) mod quota;
-pub(crate) mod rate_limit;
 pub(crate) mod ready_set;
 pub(crate) mod slab;
 pub(crate) mod sync;

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use crate::base::rate_limit::{RateLimit, Turn};
+use reliability::{RateLimit, Turn};
 
 /// What the limit says of a work request.
 pub(crate) enum Admission {

@@ -11,16 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
+use reliability::{Flow, Pace, Window};
 use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
 
 use super::admission::Admission;
 use super::config::QpConfig;
-use super::flow::Flow;
 use super::inbound::Inbound;
-use super::pace::Pace;
 use super::state::QpState;
-use super::window::Window;
 use crate::base::address::{Address, Gid};
 use crate::base::identity::DeviceId;
 use crate::base::qp_type::QpType;
@@ -249,7 +247,7 @@ impl<D> Requester<D> {
 
     /// Returns whether a work request is under way.
     pub fn is_sending(&self) -> bool {
-        self.active || self.window.as_ref().is_some_and(|window| window.len() != 0)
+        self.active || self.window.as_ref().is_some_and(|window| !window.is_empty())
     }
 
     /// Begins with the work request that was just read.

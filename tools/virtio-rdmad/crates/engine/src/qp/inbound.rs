@@ -5,15 +5,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use reliability::{Expected, Flow, Held, HoldQuota, Naks, MOST_OFFERS, MOST_UNDER_WAY};
 use roce::{Psn, Syndrome};
 use serde::{Deserialize, Serialize};
 
 use super::answered::{self, Answered, ReadReply};
-use super::expected::{Expected, MOST_UNDER_WAY};
-use super::flow::Flow;
-use super::held::{Held, HoldQuota};
-use super::naks::Naks;
-use super::window::MOST_OFFERS;
 use crate::base::image::abi_bytes::Bytes;
 use crate::base::image::{require, Moment, Wrong};
 use crate::base::limits::MAX_MSG_SIZE;
@@ -161,7 +157,7 @@ impl Saved {
             }
         }
         Ok(Inbound {
-            held: Held::load(&self.held, expected.psn, quota)?,
+            held: Held::load(self.held.iter().map(|frame| &frame.0[..]), expected.psn, quota)?,
             expected,
             assembly,
             replies: replies.into(),
@@ -184,7 +180,7 @@ impl Inbound {
             answered: self.answered.save(),
             is_nak_late: self.naks.is_late(),
             sent_at: self.flow.save(now),
-            held: self.held.save(self.expected.psn),
+            held: self.held.save(self.expected.psn).into_iter().map(Bytes).collect(),
             is_selective: self.is_selective,
         }
     }

@@ -11,15 +11,14 @@ use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
 use memory::{GuestMemory, Pages};
+use reliability::{HoldQuota, Pace, SavedWindow};
 use serde::{Deserialize, Serialize};
 
 use super::config::QpConfig;
 use super::halves::{Partner, Qp, Requester, Responder, Wait};
-use super::held::HoldQuota;
+use super::inbound;
 use super::mtu::{mtu_bytes, packets};
-use super::pace::Pace;
 use super::state::QpState;
-use super::{inbound, window};
 use crate::base::address::{Address, Gid};
 use crate::base::image::{abi_bytes, require, Moment, Wrong};
 use crate::base::limits::{Limits, MAX_INLINE, MAX_SGE};
@@ -82,7 +81,7 @@ struct SavedRequester {
     retry_left: u8,
     partner: Partner,
     notify_drained: bool,
-    window: Option<Box<window::Saved<SendWqe>>>,
+    window: Option<Box<SavedWindow<SendWqe>>>,
 }
 
 /// The half that receives.

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use abi::*;
 use memory::GuestMemory;
+use reliability::Window;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::cable::cable;
 use crate::base::sync::lock;
 use crate::qp::inbound::Inbound;
-use crate::qp::window::Window;
 use crate::transport::rnr::PATIENCE;
 use crate::{
     Clock, Counter, Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Gid, Limits,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::*;
+use reliability::Window;
 use zerocopy::FromZeros;
 
 use super::cable::{cable, over_a_cable, Cable, Faults};
@@ -20,7 +21,6 @@ use super::driver::*;
 use crate::base::sync::lock;
 use crate::qp::halves::Wait;
 use crate::qp::inbound::Inbound;
-use crate::qp::window::Window;
 use crate::queue::wqe::SendWqe;
 use crate::transport::hca::Qp;
 use crate::{Clock, Device, Gid, Limits};

@@ -15,6 +15,7 @@ use abi::{
     VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
     VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR,
 };
+use reliability::{HoldQuota, RateLimit};
 
 use super::network::Network;
 use crate::base::address::Address;
@@ -26,7 +27,6 @@ use crate::base::identity::Identity;
 use crate::base::limits::Limits;
 use crate::base::queues::Jobs;
 use crate::base::quota::Quota;
-use crate::base::rate_limit::RateLimit;
 use crate::base::ready_set::ReadySet;
 use crate::base::sync::lock;
 use crate::base::table::Table;
@@ -34,7 +34,6 @@ use crate::base::timers::Timers;
 use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
 use crate::memory::key_table::KeyTable;
 use crate::qp::halves;
-use crate::qp::held::HoldQuota;
 use crate::qp::state::QpState;
 use crate::queue::cq::{Cq, Cqe};
 use crate::queue::cq_ring::Due;

@@ -14,6 +14,7 @@ use abi::{
     VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
     VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
+use reliability::MOST_PACKETS_OF_MESSAGE;
 
 use super::failure::fail_requester;
 use super::hca::{Hca, Peer, Requester, Responder};
@@ -40,7 +41,6 @@ use crate::qp::config::QpConfig;
 use crate::qp::halves::{Partner, Wait};
 use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
-use crate::qp::window::MOST_PACKETS_OF_MESSAGE;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
 use crate::queue::wqe::{Flushed, Popped, SendWqe};
@@ -114,7 +114,7 @@ impl Sender<'_> {
                 QpState::Rts => {}
                 QpState::Sqd if requester.active => {}
                 QpState::Sqd
-                    if requester.window.as_ref().is_some_and(|window| window.len() != 0) =>
+                    if requester.window.as_ref().is_some_and(|window| !window.is_empty()) =>
                 {
                     return Visit::Parked;
                 }
@@ -192,7 +192,7 @@ impl Sender<'_> {
             return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         if requester.wqe.request.operation.is_local() {
-            if requester.window.as_ref().is_some_and(|window| window.len() != 0) {
+            if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
                 // What is in front of it may still need the memory.
                 return Step::Wait;
             }
@@ -285,7 +285,7 @@ impl Sender<'_> {
         round.budget.spend(0);
         requester.done = 0;
         if let Err(status) = self.check_on_wire(requester, round) {
-            if requester.window.as_ref().is_some_and(|window| window.len() != 0) {
+            if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
                 // What is in front of it completes first.
                 return Step::Wait;
             }

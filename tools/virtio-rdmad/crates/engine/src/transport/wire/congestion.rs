@@ -3,6 +3,7 @@
 //! Congestion on the wire: CNPs that are sent and received (IBA A17.9), and the limit of a guest.
 
 use abi::virtio_rdma_qp_attr;
+use reliability::{Flow, LINE_RATE};
 use roce::{Ecn, ExtendedHeaders, Opcode, Packet, Psn};
 
 use super::path::{Path, OVERHEAD};
@@ -11,8 +12,6 @@ use crate::base::address::Address;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
-use crate::qp::dcqcn::LINE_RATE;
-use crate::qp::flow::Flow;
 use crate::qp::halves::Wait;
 use crate::transport::hca::{Hca, Requester, Responder};
 use crate::transport::round::Round;

@@ -10,6 +10,7 @@ use abi::{
     VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
     VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
 };
+use reliability::{Kind, Response, Window};
 use roce::{
     AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
     Position, Psn, Qpn, Reth, RnrTimer, Service, Syndrome, Xrceth,
@@ -27,7 +28,6 @@ use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::mtu::{mtu_bytes, packets};
 use crate::qp::state::QpState;
-use crate::qp::window::{Kind, Response, Window};
 use crate::queue::request::{Operation, Request};
 use crate::queue::wqe::SendWqe;
 use crate::transport::hca::{Hca, Requester};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use abi::{
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
 };
+use reliability::{Hold, Verdict};
 use roce::{
     Aeth, AtomicAckEth, Bth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
     Position, Psn, RnrTimer, SackEth, Syndrome,
@@ -24,8 +25,6 @@ use crate::memory::copy::{self, Atomic, Data, View};
 use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
 use crate::qp::answered::ReadReply;
-use crate::qp::expected::Verdict;
-use crate::qp::held::Hold;
 use crate::qp::inbound::{Assembly, Inbound, Reply, Waiting};
 use crate::qp::mtu::{mtu_bytes, packets};
 use crate::queue::request::{Operation, Request};

@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// How long answers take, and how often something was sent again since the last one.
 #[derive(Default)]
-pub(crate) struct Probe {
+pub struct Probe {
     /// The packet that is measured, and when it was sent.
     measured: Option<(Psn, Instant)>,
     /// The smoothed time, and its smoothed deviation.

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::expected::{Expected, Verdict};
-use super::window::{Kind, Response, Window};
+use crate::expected::{Expected, Verdict};
+use crate::window::{Kind, Response, Window};
 use roce::{Psn, SackEth};
 
 /// Random numbers that follow from a seed (splitmix64).

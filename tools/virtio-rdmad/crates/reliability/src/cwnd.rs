@@ -5,7 +5,7 @@
 //!
 //! No rate helps against what many flows send before the first CNP can come. So a flow begins with a few
 //! packets, and each packet that is acknowledged lets one more be under way: the window doubles in each round
-//! trip, as long as it is used. A flow whose rate was cut by a CNP has met congestion. [`super::dcqcn`] has its
+//! trip, as long as it is used. A flow whose rate was cut by a CNP has met congestion. DCQCN has its
 //! rate then, and its window grows by a packet in each round trip. A loss is no sign of congestion here, and does
 //! not make the window smaller. A time-out does: nothing has come for so long that nothing is known.
 //!
@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::image::{require, Wrong};
+use crate::saved::{require, Wrong};
 
 /// Packets that are sent at first, after a time in which nothing was sent, and after a time-out.
 pub(crate) const INITIAL: u32 = 16;
@@ -38,20 +38,20 @@ impl Default for Cwnd {
 
 impl Cwnd {
     /// Checks a window that was saved.
-    pub fn check(&self) -> Result<(), Wrong> {
+    pub fn check(self) -> Result<(), Wrong> {
         let fits = (1..=MOST).contains(&self.packets) && self.acknowledged <= MOST;
         require(fits, "the congestion window is too large")
     }
 
     /// Returns how many packets may be under way.
     #[inline]
-    pub fn packets(&self) -> u32 {
+    pub fn packets(self) -> u32 {
         self.packets
     }
 
     /// Returns whether it does not grow any more.
     #[inline]
-    pub fn is_full(&self) -> bool {
+    pub fn is_full(self) -> bool {
         self.packets == MOST
     }
 

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 /// Packets that a requester may have under way behind a lost one. IBA has no such limit but half of all PSNs. This is 5 ms
 /// of packets of 4 KiB at 400 Gbit/s. Behind the lost request of a READ of more packets nothing is answered until the
 /// requester repeats it.
-pub(crate) const MOST_UNDER_WAY: i32 = 1 << 16;
+pub const MOST_UNDER_WAY: i32 = 1 << 16;
 
 /// What the PSN of a request tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// It is the one that is expected.
     Next,
     /// It came before.
@@ -28,7 +28,7 @@ pub(crate) enum Verdict {
 
 /// What a responder expects, and how many messages it has done.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Expected {
+pub struct Expected {
     /// The PSN of the next request.
     pub psn: Psn,
     /// The message sequence number: messages that were done (IBA 9.7.7.1).

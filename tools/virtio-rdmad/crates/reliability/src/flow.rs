@@ -5,13 +5,13 @@
 
 use std::time::Instant;
 
-use super::dcqcn::{Dcqcn, Notifier, IDLE};
-use crate::base::image::Moment;
-use crate::base::rate_limit::{RateLimit, Turn};
+use crate::dcqcn::{Dcqcn, Notifier, IDLE};
+use crate::rate_limit::{RateLimit, Turn};
+use crate::saved::Moment;
 
 /// The packets that one half of a QP sends and receives over the wire, as far as rates are concerned.
 #[derive(Default)]
-pub(crate) struct Flow {
+pub struct Flow {
     /// Its rate, if a CNP has come.
     rate: Option<Box<Dcqcn>>,
     /// When the limit of the guest lets its next packet pass, if it was asked.

@@ -9,7 +9,7 @@
 //! never sent is none.
 //!
 //! The packets of a response are taken in any order, as its memory belongs to the requester until the work
-//! request completes. Only the [gaps](super::gaps) between them are asked for again, by requests for these
+//! request completes. Only the gaps between them are asked for again, by requests for these
 //! parts of the response (IBA 9.7.5.1.5 has the responder answer a part of an earlier READ). The gaps of a
 //! message are asked for one after the other: a peer such as rxe forgets what is in front of the part that was
 //! asked for last.
@@ -21,18 +21,18 @@ use std::time::Instant;
 use roce::{Psn, SackEth};
 use serde::{Deserialize, Serialize};
 
-use super::cwnd::{Cwnd, MOST};
-use super::flow::Flow;
-use super::gaps::Gaps;
-use super::probe::Probe;
-use crate::base::image::{require, Moment, Wrong};
+use crate::cwnd::{Cwnd, MOST};
+use crate::flow::Flow;
+use crate::gaps::Gaps;
+use crate::probe::Probe;
+use crate::saved::{require, Moment, Wrong};
 
 /// Messages that are in the window at a time.
 const MOST_MESSAGES: usize = 64;
 
 /// Packets of a message. PSNs are compared by the sign of their difference, so those that are compared are
 /// less than 2^23 apart (IBA 9.7.2).
-pub(crate) const MOST_PACKETS_OF_MESSAGE: u32 = (1 << 23) - 1;
+pub const MOST_PACKETS_OF_MESSAGE: u32 = (1 << 23) - 1;
 
 /// Packets of the messages in the window, if there are several.
 const MOST_PACKETS: u32 = 1 << 22;
@@ -46,11 +46,11 @@ const ACK_EVERY: u32 = 128;
 const MOST_TO_COME: u32 = 512;
 
 /// How often a peer is asked whether it knows selective acknowledgements.
-pub(crate) const MOST_OFFERS: u8 = 16;
+pub const MOST_OFFERS: u8 = 16;
 
 /// What the window has to know of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kind {
+pub struct Kind {
     /// Whether a response answers it, of as many packets: READ, atomics, FLUSH and ATOMIC WRITE.
     pub is_answered: bool,
     /// Whether it is sent when all responses before it have come (IBA 10.8.3.3).
@@ -125,7 +125,7 @@ impl Default for Offer {
 
 /// A packet that is next to be sent.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Due<'a, T> {
+pub struct Due<'a, T> {
     /// Its message.
     pub what: &'a T,
     /// Which packet of the message; of a response, the first that is asked for.
@@ -142,7 +142,7 @@ pub(crate) struct Due<'a, T> {
 
 /// What a packet of a response is to the window.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Response<'a, T> {
+pub enum Response<'a, T> {
     /// It is this packet of the response to this message, and was missing. [`Window::take`] notes that it is
     /// not any more.
     Missing(&'a T, u32),
@@ -152,7 +152,7 @@ pub(crate) enum Response<'a, T> {
 
 /// The messages of a requester that are not acknowledged.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
-pub(crate) struct Window<T> {
+pub struct Window<T> {
     sent: VecDeque<Sent<T>>,
     /// Messages that a response answers.
     answered: usize,
@@ -205,7 +205,7 @@ pub(crate) struct Window<T> {
 /// come, which a requester asks in the same turn.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the window itself
-pub(crate) struct Saved<T> {
+pub struct SavedWindow<T> {
     sent: Vec<Sent<T>>,
     una: Psn,
     done: Psn,
@@ -228,7 +228,7 @@ pub(crate) struct Saved<T> {
     sent_at: Option<Moment>,
 }
 
-impl<T> Saved<T> {
+impl<T> SavedWindow<T> {
     /// Returns the window; `packets` says how many packets a message has.
     pub fn load(
         self,
@@ -298,9 +298,9 @@ impl<T> Saved<T> {
 
 impl<T: Clone> Window<T> {
     /// Returns the state.
-    pub fn save(&self, now: Instant) -> Saved<T> {
+    pub fn save(&self, now: Instant) -> SavedWindow<T> {
         let moment = |time: Option<Instant>| time.map(|time| Moment::of(time, now));
-        Saved {
+        SavedWindow {
             sent: self.sent.iter().cloned().collect(),
             una: self.una,
             done: self.done,
@@ -392,6 +392,11 @@ impl<T> Window<T> {
     /// Returns how many messages it holds.
     pub fn len(&self) -> usize {
         self.sent.len()
+    }
+
+    /// Returns whether it holds no message.
+    pub fn is_empty(&self) -> bool {
+        self.sent.is_empty()
     }
 
     /// Returns the PSN behind the last message.

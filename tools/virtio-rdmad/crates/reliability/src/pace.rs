@@ -14,7 +14,7 @@ const FEW: u32 = 16;
 
 /// What a requester has learned about its peer's receives.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// The last pause.
     pause: Duration,
     /// Messages since then.

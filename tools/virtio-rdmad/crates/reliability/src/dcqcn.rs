@@ -27,11 +27,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::base::rate_limit::time_of;
+use crate::rate_limit::time_of;
 
 /// The rate of a flow that was never cut, in bytes per second: 100 Gbit/s. The rate of the uplink is not
 /// known; where it is lower, a few more CNPs halve the rate until it is reached.
-pub(crate) const LINE_RATE: u64 = 12_500_000_000;
+pub const LINE_RATE: u64 = 12_500_000_000;
 
 /// The lowest rate, in bytes per second: a packet of 4096 bytes in 5 ms.
 const MIN_RATE: u64 = 800_000;
@@ -75,7 +75,7 @@ const CUT_INTERVAL: Duration = Duration::from_micros(25);
 
 /// The receiver of a flow: when it tells the sender of marked packets (the notification point).
 #[derive(Default)]
-pub(crate) struct Notifier {
+pub struct Notifier {
     told: Option<Instant>,
 }
 

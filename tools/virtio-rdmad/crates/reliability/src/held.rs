@@ -12,12 +12,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use roce::{Headers, Psn, SackEth};
+use roce::{Gid, Headers, Psn, SackEth};
 
-use crate::base::address::Gid;
-use crate::base::image::abi_bytes::Bytes;
-use crate::base::image::Wrong;
-use crate::base::sync::lock;
+use crate::saved::Wrong;
+use crate::sync::lock;
 
 /// Bytes that all connections of a guest hold.
 const MOST_BYTES: u64 = 4 << 20;
@@ -34,7 +32,7 @@ const MOST_HEADERS: usize = 256;
 
 /// The bytes that the connections of a guest hold.
 #[derive(Clone, Default)]
-pub(crate) struct HoldQuota(Arc<Mutex<Holdings>>);
+pub struct HoldQuota(Arc<Mutex<Holdings>>);
 
 #[derive(Default)]
 struct Holdings {
@@ -80,8 +78,10 @@ impl Drop for Share {
 }
 
 /// A packet, without what only a datagram has.
-pub(crate) struct HeldPacket {
+pub struct HeldPacket {
+    /// The headers of the packet.
     pub headers: Headers,
+    /// The payload of the packet.
     pub payload: Box<[u8]>,
     /// Its part of the quota, as long as it is held.
     _share: Share,
@@ -89,7 +89,7 @@ pub(crate) struct HeldPacket {
 
 /// What became of a packet that came too early.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub enum Hold {
     /// It is held.
     Held,
     /// It was held already.
@@ -100,7 +100,7 @@ pub(crate) enum Hold {
 
 /// The packets that a connection holds.
 #[derive(Default)]
-pub(crate) struct Held {
+pub struct Held {
     packets: BTreeMap<u32, HeldPacket>,
     /// The packet that is missing, and since when.
     missing: Option<(Psn, Instant)>,
@@ -108,13 +108,13 @@ pub(crate) struct Held {
 
 impl Held {
     /// Returns the packets from the PSN `expected` on, as frames.
-    pub fn save(&self, expected: Psn) -> Vec<Bytes> {
+    pub fn save(&self, expected: Psn) -> Vec<Vec<u8>> {
         let frame = |held: &HeldPacket| {
             let mut frame = vec![0; MOST_HEADERS + held.payload.len()];
             let len = roce::encode(&held.headers, &held.payload, &mut frame);
             // What was decoded can be encoded. A frame without bytes would be refused.
             frame.truncate(len.unwrap_or(0));
-            Bytes(frame)
+            frame
         };
         let is_due = |held: &&HeldPacket| !held.headers.bth.psn.is_before(expected);
         self.packets.values().filter(is_due).map(frame).collect()
@@ -122,9 +122,13 @@ impl Held {
 
     /// Takes packets over that were saved; `expected` and `quota` are as for [`Self::hold`]. The one that is expected may
     /// be among them, if it has come and was not done.
-    pub fn load(frames: &[Bytes], expected: Psn, quota: &HoldQuota) -> Result<Self, Wrong> {
+    pub fn load<'a>(
+        frames: impl IntoIterator<Item = &'a [u8]>,
+        expected: Psn,
+        quota: &HoldQuota,
+    ) -> Result<Self, Wrong> {
         let mut held = Self::default();
-        for Bytes(frame) in frames {
+        for frame in frames {
             let packet = roce::decode(frame).map_err(|_| "a packet that is held is none")?;
             let psn = packet.headers.bth.psn;
             let is_due = psn == expected || is_near(expected, psn);
@@ -224,6 +228,10 @@ fn is_near(expected: Psn, psn: Psn) -> bool {
 mod tests {
     use super::*;
 
+    fn frames(saved: &[Vec<u8>]) -> impl Iterator<Item = &[u8]> {
+        saved.iter().map(Vec::as_slice)
+    }
+
     fn headers(psn: u32) -> Headers {
         headers_of(1, psn)
     }
@@ -256,7 +264,8 @@ mod tests {
         }
         for expected in [0, 1] {
             let saved = held.save(Psn::new(expected));
-            let mut loaded = Held::load(&saved, Psn::new(expected), &HoldQuota::default()).unwrap();
+            let mut loaded =
+                Held::load(frames(&saved), Psn::new(expected), &HoldQuota::default()).unwrap();
             assert!((1..256).all(|psn| loaded.take(Psn::new(psn)).is_some()));
         }
     }
@@ -310,8 +319,8 @@ mod tests {
         let saved: Vec<_> = connections.iter().map(|held| held.save(Psn::new(0))).collect();
         drop(connections);
         assert_eq!(in_use(&quota), (0, 0));
-        let load = |frames| Held::load(frames, Psn::new(0), &quota).unwrap();
-        let loaded: Vec<_> = saved.iter().rev().map(|frames| load(frames)).collect();
+        let load = |saved| Held::load(frames(saved), Psn::new(0), &quota).unwrap();
+        let loaded: Vec<_> = saved.iter().rev().map(|saved| load(saved)).collect();
         assert_eq!(in_use(&quota), taken);
         assert!(loaded.iter().rev().map(Held::len).eq(counts));
     }

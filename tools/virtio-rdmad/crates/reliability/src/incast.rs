@@ -12,9 +12,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::cwnd::{Cwnd, INITIAL};
-use super::dcqcn::{Dcqcn, Notifier};
-use crate::base::rate_limit::time_of;
+use crate::cwnd::{Cwnd, INITIAL};
+use crate::dcqcn::{Dcqcn, Notifier};
+use crate::rate_limit::time_of;
 
 /// The rate of the bottleneck and of each sender, in bytes per second: 40 Gbit/s.
 const LINE: u64 = 5_000_000_000;

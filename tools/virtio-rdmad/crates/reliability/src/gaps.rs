@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::image::{require, Wrong};
+use crate::saved::{require, Wrong};
 
 /// Ranges that are kept behind the first gap. A packet that would begin a further one counts as lost.
 const MOST_RANGES: usize = 64;

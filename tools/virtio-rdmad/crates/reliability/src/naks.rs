@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_millis(1);
 
 /// The NAKs of a responder.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Naks {
+pub struct Naks {
     /// When all NAKs that were sent would have been sent at the rate of one in [`INTERVAL`].
     paid_at: Option<Instant>,
     /// When a NAK that is late is sent.

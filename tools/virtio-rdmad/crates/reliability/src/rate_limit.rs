@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::sync::lock;
+use crate::sync::lock;
 
 /// The time whose bytes may be sent at once after a time in which less was sent: the depth of the bucket.
 const BURST: Duration = Duration::from_millis(1);
@@ -22,7 +22,7 @@ pub(crate) fn time_of(bytes: u64, rate: u64) -> Duration {
 }
 
 /// What senders share who may send so many bytes per second together. The rate may change at any time.
-pub(crate) struct RateLimit {
+pub struct RateLimit {
     /// Bytes per second; 0: there is no limit.
     rate: AtomicU64,
     bucket: Mutex<Bucket>,
@@ -37,7 +37,7 @@ struct Bucket {
 
 /// A reservation: when something may be sent, as the rate was then.
 #[derive(Clone, Copy)]
-pub(crate) struct Turn {
+pub struct Turn {
     at: Instant,
     changes: u64,
 }
