@@ -16,17 +16,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::saved::{require, Wrong};
 
-/// Packets that are sent at first, after a time in which nothing was sent, and after a time-out.
+/// The first size of the window, to which it returns after a time without a packet and after a time-out.
 pub(crate) const INITIAL: u32 = 16;
 
-/// Packets that are under way at most. A responder holds as many, if one of them is lost.
+/// The greatest size of the window. A responder holds as many packets if the first of them is lost.
 pub(crate) const MOST: u32 = 256;
 
-/// How many packets may be under way.
+/// The congestion window of a flow.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Cwnd {
+    /// The number of packets that may be under way.
     packets: u32,
-    /// Packets that were acknowledged since the window of a flow with a rate last grew.
+    /// The packets of a flow with a cut rate that were acknowledged since its window grew last.
     acknowledged: u32,
 }
 
@@ -49,14 +50,15 @@ impl Cwnd {
         self.packets
     }
 
-    /// Returns whether it does not grow any more.
+    /// Returns whether the window has its greatest size.
     #[inline]
     pub fn is_full(self) -> bool {
         self.packets == MOST
     }
 
-    /// Follows an acknowledgement of so many packets, before which `in_flight` were under way. `is_cut`: a CNP
-    /// has cut the rate of the flow. A window of which less than half was used tells nothing, and stays.
+    /// Handles an acknowledgement of `packets` packets, before which `in_flight` were under way. `is_cut` is whether a
+    /// CNP has cut the rate of the flow. A window of which less than half is in use does not grow, because its size is
+    /// not what bounds the flow (RFC 7661).
     pub fn acknowledge(&mut self, packets: u32, in_flight: u32, is_cut: bool) {
         if self.is_full() || 2 * in_flight < self.packets {
             return;

@@ -3,7 +3,7 @@
 //! DCQCN: the rate of a flow whose packets meet congestion ("Congestion Control for Large-Scale RDMA
 //! Deployments", Zhu et al., SIGCOMM 2015, section 5; this is the reaction point).
 //!
-//! It knows time and bytes, and nothing of packets. The receiver of a marked packet sends a CNP. Each
+//! The receiver of a marked packet sends a CNP. Each
 //! CNP cuts the rate by a part that depends on how many CNPs came lately (alpha). Then the rate comes
 //! back in steps, one after each period of time and one after each number of bytes: at first half of
 //! the way to the rate before the cut (fast recovery), then the goal itself is raised (additive increase,

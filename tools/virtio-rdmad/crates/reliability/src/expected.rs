@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a responder expects by its PSN (IBA 9.7.4.1).
+//! The PSN that a responder expects (IBA 9.7.4.1).
 
 use roce::{Msn, Psn};
 use serde::{Deserialize, Serialize};
 
-/// Packets that a requester may have under way behind a lost one. IBA has no such limit but half of all PSNs. This is 5 ms
-/// of packets of 4 KiB at 400 Gbit/s. Behind the lost request of a READ of more packets nothing is answered until the
-/// requester repeats it.
+/// The most packets that a requester may have under way behind a lost one: 5 ms of packets of 4 KiB at 400 Gbit/s. IBA
+/// has no such limit but half of all PSNs. After the lost request of a READ of more packets, no packet is answered
+/// until the requester repeats the request.
 pub const MOST_UNDER_WAY: i32 = 1 << 16;
 
-/// What the PSN of a request tells.
+/// The judgement of the PSN of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the one that is expected.
+    /// The request is the expected one.
     Next,
-    /// It came before.
+    /// The request has arrived before.
     Duplicate,
-    /// Packets in front of it were lost; whether the requester is told (IBA 9.7.5.2.8: once).
+    /// Packets in front of the request are missing (IBA 9.7.5.2.8).
     Ahead {
-        /// Whether the requester does not know that.
+        /// Whether the requester is told: it was not told before that the expected request is missing.
         nak: bool,
     },
-    /// No requester can have sent it.
+    /// No requester can have sent the request.
     Beyond,
 }
 
-/// What a responder expects, and how many messages it has done.
+/// The PSN that a responder expects, and the number of messages that it has received.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Expected {
-    /// The PSN of the next request.
+    /// The PSN of the expected request.
     pub psn: Psn,
-    /// The message sequence number: messages that were done (IBA 9.7.7.1).
+    /// The message sequence number: the number of messages that were received (IBA 9.7.7.1).
     pub msn: Msn,
-    /// Whether a NAK was sent, and nothing that was expected has come since.
+    /// Whether a NAK was sent, and the expected request has not arrived since.
     told: bool,
 }
 
 impl Expected {
-    /// Returns what a responder expects that was told this PSN.
+    /// Returns the state of a responder whose first request has the PSN `psn`.
     pub fn new(psn: Psn) -> Self {
         Self { psn, ..Self::default() }
     }
@@ -53,8 +53,8 @@ impl Expected {
         }
     }
 
-    /// Notes that the expected request was done, which takes so many PSNs, and whether it ends its
-    /// message.
+    /// Notes that the expected request was done. `packets` is the number of its PSNs; `ends_message` is whether the
+    /// request is the last one of its message.
     pub fn done(&mut self, packets: u32, ends_message: bool) {
         self.psn = self.psn.plus(packets);
         if ends_message {

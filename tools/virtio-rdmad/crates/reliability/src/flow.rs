@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! When one half of a QP may send its next packet over the wire, and what it has told its peer of
-//! congestion.
+//! The flow of packets of one half of a QP: when the next packet may be sent, and when the peer is told of congestion.
 
 use std::time::Instant;
 
@@ -9,35 +8,35 @@ use crate::dcqcn::{Dcqcn, Notifier, IDLE};
 use crate::rate_limit::{RateLimit, Turn};
 use crate::saved::Moment;
 
-/// The packets that one half of a QP sends and receives over the wire, as far as rates are concerned.
+/// The flow of packets of one half of a QP.
 #[derive(Default)]
 pub struct Flow {
-    /// Its rate, if a CNP has come.
+    /// The rate of the flow after a CNP; `None`: the flow has no rate.
     rate: Option<Box<Dcqcn>>,
-    /// When the limit of the guest lets its next packet pass, if it was asked.
+    /// The reservation of the next packet at the limit of the guest, if the limit was asked.
     turn: Option<Turn>,
-    /// When its last packet was sent.
+    /// The time at which the last packet was sent.
     sent_at: Option<Instant>,
-    /// Whether its peer is told of packets that come marked.
+    /// The CNPs for packets that arrive marked.
     pub notifier: Notifier,
 }
 
 impl Flow {
-    /// Returns what is saved of it: when its last packet was sent.
+    /// Returns the saved state: the time at which the last packet was sent.
     ///
-    /// Its rate is not. The network says it again by CNPs, as it does to a new flow. Its reservation at the limit of
-    /// the guest and the last CNP that it has sent are not either: the one costs a turn, the other one CNP more.
+    /// The rate is not saved, because CNPs set it again as they do for a new flow. The reservation at the limit of the
+    /// guest is not saved either, which costs a turn, nor is the time of the last CNP, which costs one CNP more.
     pub fn save(&self, now: Instant) -> Option<Moment> {
         self.sent_at.map(|time| Moment::of(time, now))
     }
 
-    /// Returns a flow that has no rate yet.
+    /// Returns the flow of a saved state, without a rate.
     pub fn load(sent_at: Option<Moment>, now: Instant) -> Self {
         Self { sent_at: sent_at.map(|sent| sent.time(now)), ..Self::default() }
     }
 
-    /// Follows a CNP. `line_rate` is the rate of a flow that was never cut, in bytes per second. Returns `false` if
-    /// the CNP is ignored: it comes too soon after another one, or no packet was sent lately that can be marked.
+    /// Handles a CNP. `line_rate` is the rate of a flow that was never cut, in bytes per second. Returns `false` if the
+    /// CNP is ignored: it arrives too soon after another one, or no packet was sent lately that can be marked.
     pub fn cut(&mut self, now: Instant, line_rate: u64) -> bool {
         if self.is_idle(now) {
             return false;
@@ -49,17 +48,17 @@ impl Flow {
         true
     }
 
-    /// Returns whether a CNP has cut its rate, which has not come back.
+    /// Returns whether a CNP has cut the rate of the flow, and the flow has not recovered.
     pub fn is_cut(&self) -> bool {
         self.rate.is_some()
     }
 
-    /// Returns whether it has sent nothing for so long that nothing is known of the network any more.
+    /// Returns whether no packet was sent for so long that nothing is known of the network any more.
     pub fn is_idle(&self, now: Instant) -> bool {
         self.sent_at.is_none_or(|sent| now.saturating_duration_since(sent) >= IDLE)
     }
 
-    /// Returns until when a packet of so many bytes has to wait; `None` if it may be sent now.
+    /// Returns until when a packet of `bytes` bytes has to wait; `None` if the packet may be sent now.
     pub fn wait(&mut self, now: Instant, bytes: u64, limit: &RateLimit) -> Option<Instant> {
         if let Some(rate) = &self.rate {
             if rate.is_released(now) {
@@ -71,7 +70,7 @@ impl Flow {
         limit.wait(&mut self.turn, bytes, now)
     }
 
-    /// Notes that the packet was sent that need not wait.
+    /// Notes that a packet of `bytes` bytes was sent, which [`Self::wait`] has let pass.
     pub fn sent(&mut self, now: Instant, bytes: u64) {
         self.turn = None;
         self.sent_at = Some(now);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which packets of a sequence have come, where some are missing.
+//! The packets of a sequence that have arrived, and the gaps between them.
 
 use std::ops::Range;
 
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::saved::{require, Wrong};
 
-/// Ranges that are kept behind the first gap. A packet that would begin a further one counts as lost.
+/// The most ranges behind the first gap. A packet that would begin another range is taken for lost.
 const MOST_RANGES: usize = 64;
 
-/// Packets that have come, by their place in the sequence.
+/// The packets that have arrived, by their numbers in the sequence.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gaps {
-    /// The packets in front of the first gap.
+    /// The number of packets in front of the first gap.
     complete: u32,
-    /// Those behind it: ranges in order, which do not touch each other.
+    /// The packets behind the first gap: ranges in order, which do not touch each other.
     ranges: Vec<Range<u32>>,
 }
 
 impl Gaps {
-    /// Checks gaps that were saved, of a sequence of so many packets.
+    /// Checks the saved gaps of a sequence of `packets` packets.
     pub fn check(&self, packets: u32) -> Result<(), Wrong> {
         let mut end = self.complete;
         let is_behind = |range: &Range<u32>| {
@@ -34,18 +34,18 @@ impl Gaps {
         require(is_ordered && fits, "packets of a response have come that it does not have")
     }
 
-    /// Returns how many packets have come in front of the first gap.
+    /// Returns the number of packets in front of the first gap.
     #[inline]
     pub fn complete(&self) -> u32 {
         self.complete
     }
 
-    /// Returns whether a packet has come.
+    /// Returns whether a packet has arrived.
     pub fn has(&self, index: u32) -> bool {
         index < self.complete || self.ranges.iter().any(|range| range.contains(&index))
     }
 
-    /// Notes that a packet has come. Returns `false` if it came before, or there are too many gaps to note it.
+    /// Notes that a packet has arrived. Returns `false` if the packet has arrived before, or there are too many gaps.
     pub fn fill(&mut self, index: u32) -> bool {
         if index == self.complete {
             self.complete += 1;
@@ -58,7 +58,7 @@ impl Gaps {
         true
     }
 
-    /// Notes that a packet behind the first gap has come. Returns `false` if there are too many gaps.
+    /// Notes that a packet behind the first gap has arrived. Returns `false` if there are too many gaps.
     fn fill_behind(&mut self, index: u32) -> bool {
         let at = self.ranges.partition_point(|range| range.end < index);
         let next = self.ranges.get(at + 1).map(|range| range.start);
@@ -78,7 +78,7 @@ impl Gaps {
         true
     }
 
-    /// Returns the first packets of `within` that are missing next to each other; `None` if all are there.
+    /// Returns the first gap within the range `within`; `None` if there is no gap.
     pub fn missing(&self, within: Range<u32>) -> Option<Range<u32>> {
         let mut start = within.start.max(self.complete);
         for range in &self.ranges {

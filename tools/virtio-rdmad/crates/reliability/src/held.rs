@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The packets that a responder holds, as packets in front of them are missing. They are done in their order
-//! when those have come, so nothing of them is visible before.
+//! The packets that a responder holds because packets in front of them are missing. Held packets are done in the order
+//! of their PSNs when the missing ones have arrived, so no effect of a held packet is visible before.
 //!
-//! A peer decides how much is held. So there is a bound for each connection, which is what a selective
-//! acknowledgement can tell of, and one for each guest, in bytes. A peer, which is an address, leaves as many bytes to
-//! others as all of its connections take, so that none takes all. A peer that never sends what is missing does not keep
-//! its share for ever: after [`MOST_TIME`] all that is held for it is dropped.
+//! A peer decides how many packets are held. So each connection has a bound, the packets that a selective
+//! acknowledgement has a bit for, and each guest has a bound in bytes. A peer, which is an address, leaves as many
+//! bytes to others as all of its connections take, so that no peer takes all. A peer that never sends a missing packet
+//! does not keep its share for ever: after [`MOST_TIME`] the packets that are held for it are dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -17,17 +17,17 @@ use roce::{Gid, Headers, Psn, SackEth};
 use crate::saved::Wrong;
 use crate::sync::lock;
 
-/// Bytes that all connections of a guest hold.
+/// The most bytes that all connections of a guest hold.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// How long packets are held while the same packet is missing. A peer sends it again after a few round trips, or after
-/// a time-out of mostly less than that.
+/// The longest time for which packets are held while the same packet is missing. A peer sends the missing packet again
+/// after a few round trips, or after a time-out, which is mostly shorter.
 const MOST_TIME: Duration = Duration::from_secs(1);
 
-/// Bytes that a packet takes besides its payload, about.
+/// The bytes that a held packet takes besides its payload, about.
 const OVERHEAD: u64 = size_of::<HeldPacket>() as u64 + 64;
 
-/// Bytes of a frame besides the payload, at most.
+/// The most bytes of a frame besides the payload.
 const MOST_HEADERS: usize = 256;
 
 /// The bytes that the connections of a guest hold.
@@ -37,13 +37,13 @@ pub struct HoldQuota(Arc<Mutex<Holdings>>);
 #[derive(Default)]
 struct Holdings {
     all: u64,
-    /// Those of each peer that has some.
+    /// The bytes of each peer that has some.
     by_peer: HashMap<Gid, u64>,
 }
 
 impl HoldQuota {
-    /// Takes so many bytes for a peer, which are free again when the share is dropped; `None` if there are not so many,
-    /// or if the peer `shares` them with others and would have more than it leaves to them.
+    /// Takes `bytes` bytes for a peer, which are free again when the share is dropped. Returns `None` if fewer are
+    /// left, or if the peer `shares` them with others and would have more bytes than it leaves to others.
     fn take(&self, peer: Gid, bytes: u64, shares: bool) -> Option<Share> {
         let mut holdings = lock(&self.0);
         let of_peer = holdings.by_peer.get(&peer).copied().unwrap_or(0) + bytes;
@@ -77,24 +77,24 @@ impl Drop for Share {
     }
 }
 
-/// A packet, without what only a datagram has.
+/// A packet that is held.
 pub struct HeldPacket {
     /// The headers of the packet.
     pub headers: Headers,
     /// The payload of the packet.
     pub payload: Box<[u8]>,
-    /// Its part of the quota, as long as it is held.
+    /// The bytes of the packet, which are free again when the packet is dropped.
     _share: Share,
 }
 
-/// What became of a packet that came too early.
+/// The outcome of [`Held::hold`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// It is held.
+    /// The packet is held.
     Held,
-    /// It was held already.
+    /// The packet was held before.
     Duplicate,
-    /// It is too far ahead, or the guest holds too much.
+    /// The packet is too far ahead, or the guest holds too many bytes.
     NoRoom,
 }
 
@@ -102,17 +102,17 @@ pub enum Hold {
 #[derive(Default)]
 pub struct Held {
     packets: BTreeMap<u32, HeldPacket>,
-    /// The packet that is missing, and since when.
+    /// The PSN of the missing packet, and the time since when the packet is missing.
     missing: Option<(Psn, Instant)>,
 }
 
 impl Held {
-    /// Returns the packets from the PSN `expected` on, as frames.
+    /// Returns the saved state: the packets from the PSN `expected` on, as frames.
     pub fn save(&self, expected: Psn) -> Vec<Vec<u8>> {
         let frame = |held: &HeldPacket| {
             let mut frame = vec![0; MOST_HEADERS + held.payload.len()];
             let len = roce::encode(&held.headers, &held.payload, &mut frame);
-            // What was decoded can be encoded. A frame without bytes would be refused.
+            // Headers that were decoded can be encoded. A frame without bytes would be refused.
             frame.truncate(len.unwrap_or(0));
             frame
         };
@@ -120,8 +120,11 @@ impl Held {
         self.packets.values().filter(is_due).map(frame).collect()
     }
 
-    /// Takes packets over that were saved; `expected` and `quota` are as for [`Self::hold`]. The one that is expected may
-    /// be among them, if it has come and was not done.
+    /// Returns the packets of a saved state; `expected` and `quota` are as for [`Self::hold`]. The expected packet may
+    /// be among them, if it has arrived and was not done.
+    ///
+    /// # Errors
+    /// A frame is no packet, a packet cannot be held, or the quota is too small.
     pub fn load<'a>(
         frames: impl IntoIterator<Item = &'a [u8]>,
         expected: Psn,
@@ -132,7 +135,7 @@ impl Held {
             let packet = roce::decode(frame).map_err(|_| "a packet that is held is none")?;
             let psn = packet.headers.bth.psn;
             let is_due = psn == expected || is_near(expected, psn);
-            // What was held had room, whoever is asked first now.
+            // All packets had room when they were held, in whatever order they are loaded.
             let peer = packet.headers.ip.source_gid();
             let share = quota.take(peer, packet.payload.len() as u64 + OVERHEAD, false);
             let share = share.filter(|_| is_due && !held.has(psn));
@@ -142,7 +145,7 @@ impl Held {
         Ok(held)
     }
 
-    /// Holds a packet, while the one of the PSN `expected` is missing.
+    /// Holds a packet, while the packet with the PSN `expected` is missing.
     pub fn hold(
         &mut self,
         expected: Psn,
@@ -166,15 +169,15 @@ impl Held {
         self.packets.insert(headers.bth.psn.get(), packet);
     }
 
-    /// Returns until when packets are held unless the one of the PSN `expected` comes, which is missing; `None` if none
-    /// is.
+    /// Returns until when packets are held unless the missing packet arrives, whose PSN is `expected`; `None` if no
+    /// packet is held.
     pub fn until(&mut self, expected: Psn, now: Instant) -> Option<Instant> {
         let missing = self.missing.filter(|(psn, _)| *psn == expected).unwrap_or((expected, now));
         self.missing = (!self.is_empty()).then_some(missing);
         self.missing.map(|(_, since)| since + MOST_TIME)
     }
 
-    /// Returns how many packets are held.
+    /// Returns the number of packets that are held.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
@@ -185,12 +188,12 @@ impl Held {
         self.packets.is_empty()
     }
 
-    /// Returns whether the packet of this PSN is held.
+    /// Returns whether the packet with this PSN is held.
     pub fn has(&self, psn: Psn) -> bool {
         self.packets.contains_key(&psn.get())
     }
 
-    /// Takes the packet of this PSN.
+    /// Takes the packet with this PSN.
     pub fn take(&mut self, psn: Psn) -> Option<HeldPacket> {
         self.packets.remove(&psn.get())
     }
@@ -217,8 +220,8 @@ impl Held {
     }
 }
 
-/// Returns whether a packet of a PSN is held while that of the PSN `expected` is missing: a selective acknowledgement
-/// can tell of it.
+/// Returns whether a packet may be held while the packet with the PSN `expected` is missing: a selective
+/// acknowledgement has a bit for it.
 fn is_near(expected: Psn, psn: Psn) -> bool {
     let ahead = psn.distance_from(expected);
     ahead > 0 && ahead.unsigned_abs() < SackEth::PACKETS

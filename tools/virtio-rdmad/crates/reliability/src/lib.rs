@@ -4,8 +4,9 @@
 //!
 //! The crate does no I/O, starts no thread, and reads no clock: its caller sends and receives packets, sets timers, and
 //! passes the time to each call that needs it. A caller that passes the same packets at the same times gets the same
-//! decisions, so a whole network can be simulated in virtual time; the tests of this crate do that. The crate never
-//! sees payload. A message is any type `T` of the caller, which comes back when the message is complete.
+//! decisions, so a whole network can be simulated in virtual time; the tests of this crate do that. A message is any
+//! type `T` of the caller, which comes back when the message is complete; only a responder that holds packets has
+//! payload.
 //!
 //! # The two ends
 //! A connection has a requester and a responder. A requester has
@@ -26,19 +27,20 @@
 //! # The contract of a requester
 //! The caller does the following, in this order, whenever a packet arrives, a timer expires, or a message is posted:
 //!
-//! 1. **What has happened.** A packet that is not [under way](Window::is_under_way) is dropped. For another one, the
-//!    caller calls [`Window::acknowledge`] for an acknowledgement, [`Window::hold`] for a selective one, and for a NAK of
-//!    a sequence error `acknowledge` for the PSN in front of it and [`Window::go_back_once`]. For a packet of a response it
-//!    calls [`Window::respond`], writes the payload to memory, and calls [`Window::take`]. When [`Window::deadline`] is
-//!    over it calls [`Window::time_out`], and when [`Window::probe_at`] is over [`Window::send_again`]. For a message it
-//!    asks [`Window::has_room`] and calls [`Window::push`].
-//! 2. **Progress.** If [`Window::take_news`] says so, the caller renews its retries and forgets both timers.
-//! 3. **Completions.** [`Window::pop_done`] returns each message that is complete, in order.
-//! 4. **Packets.** As long as [`Window::due`] returns a packet and [`Flow::wait`] lets the packet pass, the caller sends
-//!    the packet, and calls [`Window::advance`] and [`Flow::sent`]. It sends a question for selective acknowledgements if
-//!    [`Window::take_question`] returns one.
-//! 5. **Timers.** If [`Window::awaits`] says that an answer is due and no timer runs, the caller sets `deadline` by the
-//!    time-out of the connection, and `probe_at` by [`Probe::delay`].
+//! 1. **What has happened.** A packet that is not [under way](Window::is_in_flight) is dropped. For another one, the
+//!    caller calls [`Window::handle_ack`] for an acknowledgement, [`Window::handle_sack`] for a selective one, and for
+//!    a NAK of a sequence error `handle_ack` for the PSN in front of it and [`Window::handle_nak`]. For a packet of a
+//!    response it calls [`Window::handle_response`], writes the payload to memory, and calls
+//!    [`Window::accept_response`]. When [`Window::timeout_at`] is over it calls [`Window::handle_timeout`], and when
+//!    [`Window::probe_at`] is over [`Window::handle_probe_timeout`]. For a message it asks [`Window::has_room`] and
+//!    calls [`Window::push`].
+//! 2. **Progress.** If [`Window::take_progress`] says so, the caller renews its retries and forgets both timers.
+//! 3. **Completions.** [`Window::poll_completed`] returns each message that is complete, in order.
+//! 4. **Packets.** As long as [`Window::poll_transmit`] returns a packet and [`Flow::wait`] lets the packet pass, the
+//!    caller sends the packet, and calls [`Window::transmitted`] and [`Flow::sent`]. It sends a question for selective
+//!    acknowledgements if [`Window::poll_sack_question`] returns one.
+//! 5. **Timers.** If [`Window::awaits_answer`] says that an answer is due and no timer runs, the caller sets
+//!    `timeout_at` by the time-out of the connection, and `probe_at` by [`Probe::delay`].
 //!
 //! Calls of step 1 may be repeated before the other steps. None of the steps allocates memory by a number that a peer
 //! has chosen.
@@ -46,7 +48,7 @@
 //! # The contract of a responder
 //! The caller asks [`Expected::judge`] for each request. It does a request that is next, and calls [`Expected::done`].
 //! A request that is ahead is held ([`Held::hold`]) or dropped, and [`Naks::ask`] says whether the requester is told.
-//! After each request that was done, [`Held::take`] returns the one behind it if it is held. Timers are
+//! After each request that was done, [`Held::take`] returns the next one if it is held. Timers are
 //! [`Held::until`] and [`Naks::next`].
 //!
 //! # Example
@@ -58,28 +60,28 @@
 //! window.push("a message of two packets", 2, Kind::default());
 //!
 //! let mut sent = Vec::new();
-//! while let Some(packet) = window.due(1) {
+//! while let Some(packet) = window.poll_transmit(1) {
 //!     sent.push(packet.psn.get());
-//!     window.advance();
+//!     window.transmitted();
 //! }
 //! assert_eq!(sent, [100, 101]);
 //!
 //! // The first packet is lost, and the responder sends a NAK for its PSN.
-//! window.acknowledge(Psn::new(99));
-//! window.go_back_once();
-//! assert_eq!(window.due(1).map(|packet| packet.psn), Some(Psn::new(100)));
-//! window.advance();
-//! window.advance();
+//! window.handle_ack(Psn::new(99));
+//! window.handle_nak();
+//! assert_eq!(window.poll_transmit(1).map(|packet| packet.psn), Some(Psn::new(100)));
+//! window.transmitted();
+//! window.transmitted();
 //!
-//! window.acknowledge(Psn::new(101));
-//! assert!(window.take_news());
-//! assert_eq!(window.pop_done(), Some("a message of two packets"));
+//! window.handle_ack(Psn::new(101));
+//! assert!(window.take_progress());
+//! assert_eq!(window.poll_completed(), Some("a message of two packets"));
 //! ```
 //!
 //! # States that are saved
-//! A [`Window`], an [`Expected`], a [`Held`], a [`Naks`] and a [`Flow`] can be saved, and go on in another process. What
-//! is loaded is checked: a state that no connection can be in is refused ([`Wrong`]). Times are saved as distances from
-//! now ([`Moment`]).
+//! A [`Window`], an [`Expected`], a [`Held`], a [`Naks`] and a [`Flow`] can be saved, and go on in another process.
+//! What is loaded is checked: a state that no connection can be in is refused ([`Wrong`]). Times are saved as distances
+//! from now ([`Moment`]).
 
 #![forbid(unsafe_code)]
 // Sizes and numbers of packets are far below 2^32.
@@ -112,4 +114,6 @@ pub use pace::Pace;
 pub use probe::Probe;
 pub use rate_limit::{RateLimit, Turn};
 pub use saved::{require, Moment, Wrong};
-pub use window::{Due, Kind, Response, SavedWindow, Window, MOST_OFFERS, MOST_PACKETS_OF_MESSAGE};
+pub use window::{
+    Kind, Response, SavedWindow, Transmit, Window, MOST_OFFERS, MOST_PACKETS_OF_MESSAGE,
+};

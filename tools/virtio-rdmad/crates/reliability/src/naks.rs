@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How often a responder tells its requester that packets are missing.
+//! The bound on NAKs by which a responder tells its requester that packets are missing.
 //!
-//! A requester that is told so sends everything under way again. Anybody can send a packet with a PSN that is ahead of
-//! the expected one, so NAKs have a bound: [`BURST`] at once, and one in [`INTERVAL`]. A NAK for which the bound leaves no
-//! room, or for a PSN far ahead, which is most of those that are guessed, is late, and not sent if the expected packet
-//! comes before that.
+//! A NAK has the requester send all packets under way again. Anybody can send a packet with a PSN ahead of the expected
+//! one, so NAKs have a bound: [`BURST`] at once, and one in [`INTERVAL`]. A NAK for which the bound leaves no room is
+//! sent later, and so is a NAK for a PSN far ahead, as most guessed PSNs are. A late NAK is not sent if the expected
+//! packet arrives before.
 
 use std::time::{Duration, Instant};
 
-/// NAKs that are sent at once.
+/// The most NAKs that are sent at once.
 const BURST: u32 = 16;
 
-/// The time between two NAKs of a connection that loses all the time, and how late a NAK is at least that is late.
+/// The time between two NAKs of a connection that loses packets all the time, and the least delay of a late NAK.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// The NAKs of a responder.
 #[derive(Clone, Copy, Default)]
 pub struct Naks {
-    /// When all NAKs that were sent would have been sent at the rate of one in [`INTERVAL`].
+    /// The time until which all NAKs would have been sent at the rate of one in [`INTERVAL`].
     paid_at: Option<Instant>,
-    /// When a NAK that is late is sent.
+    /// The time at which a late NAK is sent.
     late: Option<Instant>,
 }
 
 impl Naks {
-    /// Returns the NAKs of a responder that was loaded; whether one is late.
+    /// Returns the NAKs of a saved state; `is_late` is whether a NAK was late.
     pub fn load(is_late: bool, now: Instant) -> Self {
         Self { paid_at: None, late: is_late.then_some(now) }
     }
@@ -56,12 +56,12 @@ impl Naks {
         is_due
     }
 
-    /// Returns when a late NAK is sent.
+    /// Returns the time at which a late NAK is sent.
     pub fn next(&self) -> Option<Instant> {
         self.late
     }
 
-    /// Notes that nothing is missing any more.
+    /// Notes that the missing packet has arrived.
     pub fn forget(&mut self) {
         self.late = None;
     }

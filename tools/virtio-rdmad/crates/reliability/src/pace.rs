@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How long a requester pauses whose peer has no receive.
+//! The pauses of a requester whose peer has no receive (RNR NAK, IBA 9.7.5.2.8).
 
 use std::time::Duration;
 
-/// The first pause, and the part of the RNR timer that it may be: a program that receives by
-/// polling posts receives one at a time, and is worth waiting for.
+/// The first pause, and the part of the RNR timer that the first pause is at most: a program that receives by polling
+/// posts receives one at a time, and the next one soon.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const FIRST_PAUSES_A_TIMER: u32 = 4;
 
-/// Messages since the last pause: after fewer, the next pause is twice as long if more are to be sent.
+/// If fewer messages than this were sent since the last pause, the next pause is twice as long.
 const FEW: u32 = 16;
 
-/// What a requester has learned about its peer's receives.
+/// The length of pauses, by how many messages the peer has received between them.
 #[derive(Clone, Copy, Default)]
 pub struct Pace {
     /// The last pause.
     pause: Duration,
-    /// Messages since then.
+    /// The number of messages since the last pause.
     messages: u32,
 }
 
 impl Pace {
-    /// Counts a message that is through.
+    /// Counts a message that the peer has received.
     #[inline]
     pub fn count(&mut self) {
         self.messages = self.messages.saturating_add(1);
     }
 
-    /// Returns the next pause; `more` is whether there is more to be sent, `timer` the RNR timer.
+    /// Returns the next pause. `more` is whether more messages wait to be sent; `timer` is the RNR timer of the peer.
     pub fn next(&mut self, more: bool, timer: Duration) -> Duration {
         let first = FIRST_PAUSE.min(timer / FIRST_PAUSES_A_TIMER);
         let few = std::mem::take(&mut self.messages) < FEW;

@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! When a requester sends again what may be lost, before the time for an answer is over.
+//! The measured time of answers, and the delay after which a requester probes for the loss of its last packets.
 //!
-//! The loss of the last packets of a burst shows in no later packet, and the time for an answer, which the
-//! consumer sets, is mostly some 100 ms. So the requester measures how long answers take, and sends the last packet
-//! again after a few times as long, which has the peer tell what it misses, and everything if that helps nothing (as
-//! TCP does: RFC 6298, RFC 8985). This is no retry of the consumer's: it does not count as one, and the time for an
-//! answer goes on.
+//! No later packet shows the loss of the last packets of a burst, and the time for an answer, which the consumer sets,
+//! is mostly some 100 ms. So the requester measures how long answers take (RFC 6298). After a few times as long it
+//! sends the last packet again, for which the peer answers with the packets that it misses; if no answer arrives, the
+//! requester takes all packets for lost (as TCP does: RFC 8985, section 7). A probe is no retry of the consumer, and
+//! the time for an answer goes on.
 
 use std::time::{Duration, Instant};
 
 use roce::Psn;
 
-/// The shortest delay. Two busy threads may keep a worker from its processor for so long.
+/// The shortest delay. Other threads may keep the peer's worker from its processor for so long.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The delay before anything was measured.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// The longest delay that is measured.
+/// The longest time of an answer that is taken into account.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// How long answers take, and how often something was sent again since the last one.
+/// The measured time of answers, and the number of probes since the last answer.
 #[derive(Default)]
 pub struct Probe {
-    /// The packet that is measured, and when it was sent.
+    /// The packet whose answer is measured, and the time at which the packet was sent.
     measured: Option<(Psn, Instant)>,
-    /// The smoothed time, and its smoothed deviation.
+    /// The smoothed time of answers (SRTT), and its smoothed deviation (RTTVAR).
     time: Option<(Duration, Duration)>,
-    /// How often something was sent again since something came.
+    /// The number of probes since the last answer.
     count: u32,
 }
 
 impl Probe {
-    /// Notes that a packet was sent for the first time which asks for an answer.
+    /// Notes that a packet that requests an answer was sent for the first time.
     pub fn sent(&mut self, psn: Psn, now: Instant) {
         self.measured.get_or_insert((psn, now));
     }
 
-    /// Notes that the requests in front of this PSN were done.
+    /// Notes that the requests in front of the PSN `psn` are acknowledged.
     pub fn done(&mut self, psn: Psn, now: Instant) {
         self.count = 0;
         let Some((_, sent)) = self.measured.take_if(|(measured, _)| measured.is_before(psn)) else {
@@ -53,18 +53,19 @@ impl Probe {
         });
     }
 
-    /// Returns whether nothing was sent again since something came.
+    /// Returns whether no probe was sent since the last answer.
     pub fn is_first(&self) -> bool {
         self.count == 0
     }
 
-    /// Notes that packets are sent again. An answer to one of them tells no time (RFC 6298, 3).
+    /// Notes that a probe is sent. The time of an answer is not measured then, because the answer may be to the packet
+    /// that was sent first (RFC 6298, section 3).
     pub fn again(&mut self) {
         self.measured = None;
         self.count = self.count.saturating_add(1);
     }
 
-    /// Returns how long the next answer is waited for.
+    /// Returns the delay of the next probe.
     pub fn delay(&self) -> Duration {
         let measured = self.time.map(|(smoothed, deviation)| smoothed + 4 * deviation);
         let delay = measured.map_or(FIRST, |delay| delay.max(SHORTEST));

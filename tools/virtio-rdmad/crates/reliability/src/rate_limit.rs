@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// The time whose bytes may be sent at once after a time in which less was sent: the depth of the bucket.
+/// The depth of the bucket: after a time in which less was sent, the bytes of this time may be sent at once.
 const BURST: Duration = Duration::from_millis(1);
 
-/// Returns how long so many bytes take at a rate in bytes per second, at which 0 means 1.
+/// Returns the time that `bytes` bytes take at a rate in bytes per second, of which 0 stands for 1.
 pub(crate) fn time_of(bytes: u64, rate: u64) -> Duration {
     let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
     Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
 }
 
-/// What senders share who may send so many bytes per second together. The rate may change at any time.
+/// The limit on the bytes per second of all senders that share it. The rate may change at any time.
 pub struct RateLimit {
-    /// Bytes per second; 0: there is no limit.
+    /// The rate in bytes per second; 0: there is no limit.
     rate: AtomicU64,
     bucket: Mutex<Bucket>,
 }
@@ -31,11 +31,11 @@ pub struct RateLimit {
 struct Bucket {
     /// The time of the next reservation.
     next: Instant,
-    /// How many times the rate has changed.
+    /// The number of changes of the rate.
     changes: u64,
 }
 
-/// A reservation: when something may be sent, as the rate was then.
+/// A reservation, which counts until the rate changes.
 #[derive(Clone, Copy)]
 pub struct Turn {
     at: Instant,
@@ -43,14 +43,14 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Returns when something may be sent.
+    /// Returns the time from which on the sender may send.
     pub fn at(&self) -> Instant {
         self.at
     }
 }
 
 impl RateLimit {
-    /// Returns a limit of so many bytes per second, with a full bucket; `None`: there is no limit.
+    /// Returns a limit of `rate` bytes per second, with a full bucket; `None`: there is no limit.
     pub fn new(rate: Option<u64>, now: Instant) -> Self {
         let bucket = Bucket { next: earliest(now), changes: 0 };
         Self { rate: AtomicU64::new(rate.unwrap_or(0)), bucket: Mutex::new(bucket) }
@@ -62,15 +62,15 @@ impl RateLimit {
         Some(self.rate.load(Ordering::Relaxed)).filter(|rate| *rate != 0)
     }
 
-    /// Changes the rate. The bucket is full again, and reservations that were made before are made once more.
+    /// Changes the rate. The bucket is full then, and each sender reserves again.
     pub fn set(&self, rate: Option<u64>, now: Instant) {
         let mut bucket = lock(&self.bucket);
         self.rate.store(rate.unwrap_or(0), Ordering::Relaxed);
         *bucket = Bucket { next: earliest(now), changes: bucket.changes.wrapping_add(1) };
     }
 
-    /// Returns until when a sender has to wait that wants to send so many bytes; `None` if it may send them now. `turn`
-    /// is its reservation, which it drops when it has sent them.
+    /// Returns until when a sender has to wait before it sends `bytes` bytes; `None` if it may send them now. `turn` is
+    /// the reservation of the sender, which drops it when the bytes are sent.
     #[inline]
     pub fn wait(&self, turn: &mut Option<Turn>, bytes: u64, now: Instant) -> Option<Instant> {
         self.rate()?;
@@ -78,7 +78,7 @@ impl RateLimit {
         (at > now).then_some(at)
     }
 
-    /// Returns the time of a reservation, which is made if there is none that still counts.
+    /// Returns the time of a reservation, which is made if `turn` has no reservation that still counts.
     fn turn(&self, turn: &mut Option<Turn>, bytes: u64, now: Instant) -> Instant {
         let mut bucket = lock(&self.bucket);
         if let Some(turn) = turn.filter(|turn| turn.changes == bucket.changes) {
@@ -89,15 +89,15 @@ impl RateLimit {
         at
     }
 
-    /// Reserves so many bytes; returns when they may be sent.
+    /// Reserves `bytes` bytes. Returns the time from which on they may be sent.
     fn reserve(&self, bucket: &mut Bucket, bytes: u64, now: Instant) -> Instant {
         let at = bucket.next.max(earliest(now));
-        // The limit may have gone since the caller looked.
+        // Another thread may have removed the limit since the caller looked.
         bucket.next = at + self.rate().map_or(Duration::ZERO, |rate| time_of(bytes, rate));
         at
     }
 
-    /// Counts bytes that were sent besides those that were reserved for them.
+    /// Counts bytes that were sent in excess of a reservation.
     #[inline]
     pub fn spend(&self, bytes: u64) {
         if let Some(rate) = self.rate().filter(|_| bytes != 0) {

@@ -157,11 +157,11 @@ impl Simulation {
 
     /// Sends what is due.
     fn pump(&mut self) {
-        while let Some(due) = self.window.due(4) {
-            let (work, index, count) = (*due.what, due.index, due.count);
+        while let Some(due) = self.window.poll_transmit(4) {
+            let (work, index, count) = (*due.message, due.index, due.count);
             let packet = Packet::Request { psn: due.psn, work, index, count };
             self.send(packet);
-            self.window.advance();
+            self.window.transmitted();
         }
     }
 
@@ -242,26 +242,26 @@ impl Simulation {
     fn at_requester(&mut self, packet: Packet) {
         match packet {
             Packet::Ack { psn } => {
-                self.window.acknowledge(psn);
+                self.window.handle_ack(psn);
             }
             Packet::NakSequence { psn } => {
-                self.window.acknowledge(psn.minus(1));
-                self.window.go_back_once();
+                self.window.handle_ack(psn.minus(1));
+                self.window.handle_nak();
             }
-            Packet::Selective { psn, sack } => self.window.hold(psn, sack),
+            Packet::Selective { psn, sack } => self.window.handle_sack(psn, sack),
             Packet::Response { psn, number } => {
-                if let Response::Missing(work, _) = self.window.respond(psn) {
+                if let Response::Missing(work, _) = self.window.handle_response(psn) {
                     assert_eq!(work.number, number, "a response is for its own READ");
-                    self.window.take(psn);
+                    self.window.accept_response(psn);
                 }
             }
             Packet::Request { .. } => unreachable!(),
         }
-        if self.window.take_news() {
+        if self.window.take_progress() {
             self.deadline = self.time + TIMEOUT;
             self.set_probe();
         }
-        while let Some(work) = self.window.pop_done() {
+        while let Some(work) = self.window.poll_completed() {
             assert!(
                 self.effects.contains(&work.number),
                 "{} completes before its effect",
@@ -281,7 +281,7 @@ impl Simulation {
     fn expire(&mut self) {
         self.time = self.deadline.min(self.probe_at);
         if self.probe_at < self.deadline {
-            self.window.send_again();
+            self.window.handle_probe_timeout();
             self.probe_at = u64::MAX;
         } else {
             self.window.go_back();
@@ -306,7 +306,7 @@ impl Simulation {
                 let is_read = self.random.within(0..4) == 0;
                 let packets = self.random.within(1..12);
                 let is_fenced = self.random.within(0..8) == 0;
-                let kind = Kind { is_answered: is_read, is_fenced };
+                let kind = Kind { has_response: is_read, is_fenced };
                 self.window.push(Work { number: posted, packets, is_read }, packets, kind);
                 posted += 1;
             }
@@ -331,7 +331,7 @@ impl Simulation {
         let all: Vec<u32> = (0..count).collect();
         assert_eq!(self.effects, all, "each message has its effect once, in order");
         assert_eq!(self.completed, all, "each message completes once, in order");
-        assert_eq!(self.expected.psn.distance_from(self.window.end()), 0);
+        assert_eq!(self.expected.psn.distance_from(self.window.next_psn()), 0);
         self.packets
     }
 }

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The window of a requester: messages whose packets were sent, or will be, and are not acknowledged.
+//! The window of a requester: the messages that wait for their packets to be sent, acknowledged, or answered.
 //!
-//! It knows PSNs, and nothing of packets or time. Packets have the PSNs from `una`, the oldest whose
-//! message is not complete, to `end`, the one behind the last message. The peer has done the requests in
-//! front of `done`. Those up to `cursor` were sent; after a loss `cursor` goes back to `done`, and they are
-//! sent again (go-back-N, IBA 9.7.5.1.1). `top` is how far `cursor` ever was: an acknowledgement of what was
-//! never sent is none.
+//! Packets are numbered by PSNs. Five PSNs divide them, in this order (the names are those of RFC 9293, section 3.3.1,
+//! and of 4.4BSD):
 //!
-//! The packets of a response are taken in any order, as its memory belongs to the requester until the work
-//! request completes. Only the gaps between them are asked for again, by requests for these
-//! parts of the response (IBA 9.7.5.1.5 has the responder answer a part of an earlier READ). The gaps of a
-//! message are asked for one after the other: a peer such as rxe forgets what is in front of the part that was
-//! asked for last.
+//! * `snd_una`: each message in front of this PSN is complete: acknowledged, and answered if it has a response.
+//! * `acked`: the peer has acknowledged each request in front of this PSN. Between `snd_una` and `acked`, data of
+//!   responses is missing.
+//! * `snd_nxt`: each packet in front of this PSN was sent. After a time-out or a NAK, `snd_nxt` goes back to `acked`,
+//!   and the packets behind that are sent again (go-back-N, IBA 9.7.5.1.1).
+//! * `snd_max`: the greatest value that `snd_nxt` ever had. Nothing with this PSN or a later one was sent, so an
+//!   acknowledgement of that is ignored.
+//! * `next_psn`: the next message begins with this PSN.
+//!
+//! A packet of a response may arrive before an earlier one and is taken at once, because the memory of a work request
+//! belongs to the requester until the work request completes. Only the gaps between packets that have arrived are
+//! requested again, each by a request for this part of the response (IBA 9.7.5.1.5 lets a requester ask for a part of
+//! an earlier READ). From a peer that has no selective acknowledgements the gaps are requested one after the other: a
+//! peer such as rxe forgets the data in front of the part that was requested last.
+//!
+//! A window never reads a clock. The times in it are set by the caller, which has the timers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,93 +35,95 @@ use crate::gaps::Gaps;
 use crate::probe::Probe;
 use crate::saved::{require, Moment, Wrong};
 
-/// Messages that are in the window at a time.
+/// The most messages in a window.
 const MOST_MESSAGES: usize = 64;
 
-/// Packets of a message. PSNs are compared by the sign of their difference, so those that are compared are
-/// less than 2^23 apart (IBA 9.7.2).
+/// The most packets of a message. PSNs are compared by the sign of their difference, so all PSNs of a window are less
+/// than 2^23 apart (IBA 9.7.2).
 pub const MOST_PACKETS_OF_MESSAGE: u32 = (1 << 23) - 1;
 
-/// Packets of the messages in the window, if there are several.
+/// The most packets of all messages in a window with several messages.
 const MOST_PACKETS: u32 = 1 << 22;
 
-/// A packet whose PSN is a multiple of this asks for an acknowledgement, so that it comes while packets behind it
-/// may be sent.
+/// The distance of packets that request an acknowledgement: those whose PSN is a multiple of this number. So an
+/// acknowledgement arrives while the congestion window still has room.
 const ACK_EVERY: u32 = 128;
 
-/// Packets of responses that are to come when another response is asked for. The peer sends all packets
-/// of a response at once, and what does not fit into an inbox is lost.
+/// The most packets of responses that are missing when another response is requested. The peer sends all packets of a
+/// response at once, and a packet for which the inbox has no room is lost.
 const MOST_TO_COME: u32 = 512;
 
-/// How often a peer is asked whether it knows selective acknowledgements.
+/// How often a peer is asked at most whether it has selective acknowledgements.
 pub const MOST_OFFERS: u8 = 16;
 
-/// What the window has to know of a message.
+/// The properties of a message that decide when its packets are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kind {
-    /// Whether a response answers it, of as many packets: READ, atomics, FLUSH and ATOMIC WRITE.
-    pub is_answered: bool,
-    /// Whether it is sent when all responses before it have come (IBA 10.8.3.3).
+    /// Whether the message is one packet, which a response of as many packets as the message has PSNs answers: READ,
+    /// atomics, FLUSH and ATOMIC WRITE.
+    pub has_response: bool,
+    /// Whether the message is sent only when all responses to earlier messages have arrived (IBA 10.8.3.3).
     pub is_fenced: bool,
 }
 
 /// A message in the window.
 #[derive(Clone, Serialize, Deserialize)]
-struct Sent<T> {
-    what: T,
-    /// The PSN of its first packet.
+struct Entry<T> {
+    message: T,
+    /// The PSN of the first packet.
     first: Psn,
-    /// Packets that it takes PSNs for: its own, or those of its response (IBA 9.7.3.1).
+    /// The number of PSNs of the message: one for each of its packets, or for each packet of its response (IBA
+    /// 9.7.3.1).
     packets: u32,
     kind: Kind,
-    /// Packets of the response that came.
-    response: Gaps,
-    /// Packets of the response in front of this one that have not come are lost.
-    lost_to: u32,
-    /// Those in front of this one were asked for again.
-    asked_to: u32,
+    /// The packets of the response that have arrived.
+    received: Gaps,
+    /// Packets of the response in front of this one are lost if they have not arrived.
+    lost_below: u32,
+    /// Lost packets of the response in front of this one were requested again.
+    requested_below: u32,
 }
 
-impl<T> Sent<T> {
-    /// Returns the PSN behind it.
+impl<T> Entry<T> {
+    /// Returns the PSN behind the last packet.
     fn end(&self) -> Psn {
         self.first.plus(self.packets)
     }
 
-    /// Returns whether a response is still to come.
+    /// Returns whether packets of a response are missing.
     fn awaits_response(&self) -> bool {
-        self.kind.is_answered && self.response.complete() < self.packets
+        self.kind.has_response && self.received.complete() < self.packets
     }
 
-    /// Returns how many packets of the response are still to come, about: those behind a gap may be there.
-    fn to_come(&self) -> u32 {
-        self.packets - self.response.complete()
+    /// Returns how many packets of the response are missing at most: packets behind a gap may have arrived.
+    fn missing_packets(&self) -> u32 {
+        self.packets - self.received.complete()
     }
 
-    /// Notes that what has not come of the response in front of a packet is lost. Returns whether something is
-    /// to be asked for.
+    /// Marks the missing packets of the response in front of a packet as lost. Returns whether there are lost packets
+    /// that were not requested again.
     fn lose(&mut self, in_front_of: u32) -> bool {
-        self.lost_to = self.lost_to.max(in_front_of);
+        self.lost_below = self.lost_below.max(in_front_of);
         self.gap(true).is_some()
     }
 
-    /// Returns the packets of the response that are asked for next, of a peer that may be asked for several
-    /// gaps at a time or not.
+    /// Returns the lost packets of the response that are requested next. Unless the peer takes requests for `several`
+    /// gaps at a time, the gap that was requested last has to be filled before.
     fn gap(&self, several: bool) -> Option<Range<u32>> {
-        if !several && self.response.complete() < self.asked_to {
+        if !several && self.received.complete() < self.requested_below {
             return None;
         }
-        self.response.missing(self.asked_to..self.lost_to)
+        self.received.missing(self.requested_below..self.lost_below)
     }
 }
 
-/// The question whether the peer knows selective acknowledgements.
+/// The question to the peer whether it has selective acknowledgements.
 struct Offer {
-    /// Whether it is sent next.
+    /// Whether the question is sent next.
     is_due: bool,
-    /// Whether a probe waits for the answer.
+    /// Whether a tail probe is sent when the answer arrives.
     is_probe: bool,
-    /// How often it may be sent yet.
+    /// How often the question may still be sent.
     left: u8,
 }
 
@@ -123,202 +133,221 @@ impl Default for Offer {
     }
 }
 
-/// A packet that is next to be sent.
+/// The packet that is sent next.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Due<'a, T> {
-    /// Its message.
-    pub what: &'a T,
-    /// Which packet of the message; of a response, the first that is asked for.
+pub struct Transmit<'a, T> {
+    /// The message of the packet.
+    pub message: &'a T,
+    /// The number of the packet in its message, from 0 on; for a request, the first packet of the response that it
+    /// requests.
     pub index: u32,
-    /// How many packets of a response are asked for.
+    /// The number of packets of the response that the packet requests.
     pub count: u32,
-    /// Its PSN.
+    /// The PSN of the packet.
     pub psn: Psn,
-    /// Whether it asks for an acknowledgement.
-    pub asks: bool,
-    /// Whether it was sent before, or asks for a part of a response that was asked for before.
-    pub is_again: bool,
+    /// Whether the packet requests an acknowledgement (AckReq, IBA 9.2.5).
+    pub ack_request: bool,
+    /// Whether the packet was sent before, or requests a part of a response that was requested before.
+    pub is_retransmit: bool,
 }
 
-/// What a packet of a response is to the window.
+/// The judgement of a packet of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Response<'a, T> {
-    /// It is this packet of the response to this message, and was missing. [`Window::take`] notes that it is
-    /// not any more.
+    /// The packet was missing: the message that it answers, and the number of the packet in the response. A caller that
+    /// has taken its payload calls [`Window::accept_response`].
     Missing(&'a T, u32),
-    /// It came before, or answers nothing.
+    /// The packet has arrived before, or answers no message.
     Unexpected,
 }
 
-/// The messages of a requester that are not acknowledged.
+/// The messages of a requester that are not complete, and the state of their transmission. The crate's documentation
+/// has the order in which its methods are called; the module's documentation says what the PSNs mean.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub struct Window<T> {
-    sent: VecDeque<Sent<T>>,
-    /// Messages that a response answers.
-    answered: usize,
-    una: Psn,
-    done: Psn,
-    cursor: Psn,
-    top: Psn,
-    end: Psn,
-    /// Whether everything was sent again, and nothing has come since. What was under way behind a lost
-    /// packet must not have it sent once more each.
+    /// The messages, the oldest first.
+    entries: VecDeque<Entry<T>>,
+    /// The number of messages with a response.
+    with_response: usize,
+    /// Each message in front of this PSN is complete.
+    snd_una: Psn,
+    /// Each request in front of this PSN is acknowledged.
+    acked: Psn,
+    /// The PSN of the next packet that is sent.
+    snd_nxt: Psn,
+    /// The PSN behind all packets that were ever sent.
+    snd_max: Psn,
+    /// The first PSN of the next message.
+    next_psn: Psn,
+    /// Whether `snd_nxt` has gone back and no request was acknowledged since. Packets that were under way behind a lost
+    /// one lead to a NAK each, and only the first NAK has all packets sent again.
     went_back: bool,
-    /// Whether gaps of responses may have to be asked for.
+    /// Whether responses may have gaps that were not requested again.
     has_gaps: bool,
-    /// Whether something has come since this was last asked.
-    has_news: bool,
-    /// Whether the peer knows selective acknowledgements.
+    /// Whether progress was made since [`Self::take_progress`] was called last.
+    has_progress: bool,
+    /// Whether the peer has selective acknowledgements.
     pub is_selective: bool,
-    /// Whether the peer has sent one, so that its CNPs name the packet that came marked.
+    /// Whether the peer has sent a selective acknowledgement. Its CNPs have the PSN of the marked packet then.
     pub names_marked: bool,
-    /// Whether the peer is asked next whether it knows them; whether the last packets under way wait for that, and how
-    /// often the peer may be asked yet.
+    /// The question whether the peer has selective acknowledgements.
     offer: Offer,
-    /// What the peer holds, from a PSN on.
-    held: (Psn, SackEth),
-    /// What is missing of what the peer holds was sent again up to this PSN,
-    resent_to: Psn,
-    /// and what has this PSN or a later one was sent after that.
-    resent_at: Psn,
-    /// The packet that is sent again to learn what the peer misses.
-    inquiry: Option<Psn>,
-    /// Packets in front of this PSN that the peer does not hold are taken for lost.
-    probed_to: Psn,
-    /// When what is not acknowledged is sent again.
-    pub deadline: Option<Instant>,
-    /// When what is not acknowledged is sent again for the first time.
+    /// The last selective acknowledgement: the PSN of the first missing packet, and which packets behind it the peer
+    /// holds (the scoreboard of RFC 6675).
+    scoreboard: (Psn, SackEth),
+    /// Lost packets in front of this PSN were sent again (HighRxt of RFC 6675).
+    high_rxt: Psn,
+    /// The value of `snd_max` when a lost packet was sent again last. If the peer holds a packet that was sent later,
+    /// what was sent again and is still missing is lost once more.
+    rxt_snd_max: Psn,
+    /// The packet that is sent again as a tail loss probe (RFC 8985, section 7).
+    tail_probe: Option<Psn>,
+    /// Packets in front of this PSN are lost if the peer neither has acknowledged nor holds them.
+    lost_below: Psn,
+    /// The end of the time for an answer (IBA 9.7.6.1.3), at which all packets are sent again.
+    pub timeout_at: Option<Instant>,
+    /// The time of the next tail loss probe.
     pub probe_at: Option<Instant>,
-    /// How long answers take.
+    /// The measured time of answers, from which `probe_at` follows.
     pub probe: Probe,
-    /// Until when nothing is sent, as the peer has no receive.
-    pub pause: Option<Instant>,
-    /// The rate of its packets.
+    /// The end of the RNR timer (IBA 9.7.5.2.8). No packet is sent before.
+    pub rnr_until: Option<Instant>,
+    /// The rate of the packets.
     pub flow: Flow,
-    /// How many of them may be under way.
+    /// The number of packets that may be under way.
     cwnd: Cwnd,
-    /// Until when nothing is sent, as the rate allows no more.
-    pub hold: Option<Instant>,
+    /// The time at which the rate allows the next packet. No packet is sent before.
+    pub paced_until: Option<Instant>,
 }
 
-/// The state of a window. How long answers take is not in it: it is measured again. Neither is whether something has
-/// come, which a requester asks in the same turn.
+/// The saved state of a window. The time of answers is not saved, because it is measured again. Neither is progress,
+/// which a requester takes before it is saved, nor the question for selective acknowledgements, which may be asked
+/// again.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the window itself
 pub struct SavedWindow<T> {
-    sent: Vec<Sent<T>>,
-    una: Psn,
-    done: Psn,
-    cursor: Psn,
-    top: Psn,
-    end: Psn,
+    entries: Vec<Entry<T>>,
+    snd_una: Psn,
+    acked: Psn,
+    snd_nxt: Psn,
+    snd_max: Psn,
+    next_psn: Psn,
     went_back: bool,
     has_gaps: bool,
     is_selective: bool,
     names_marked: bool,
-    held: (Psn, SackEth),
-    resent_to: Psn,
-    resent_at: Psn,
-    inquiry: Option<Psn>,
-    probed_to: Psn,
-    deadline: Option<Moment>,
+    scoreboard: (Psn, SackEth),
+    high_rxt: Psn,
+    rxt_snd_max: Psn,
+    tail_probe: Option<Psn>,
+    lost_below: Psn,
+    timeout_at: Option<Moment>,
     probe_at: Option<Moment>,
-    pause: Option<Moment>,
+    rnr_until: Option<Moment>,
     cwnd: Cwnd,
     sent_at: Option<Moment>,
 }
 
 impl<T> SavedWindow<T> {
-    /// Returns the window; `packets` says how many packets a message has.
+    /// Returns the window at the time `now`. `packets` returns how many packets a message has.
+    ///
+    /// # Errors
+    /// No window can be in this state.
     pub fn load(
         self,
         now: Instant,
         packets: impl Fn(&T) -> Result<u32, Wrong>,
     ) -> Result<Window<T>, Wrong> {
-        let Self { sent, una, done, cursor, top, end, held, inquiry, .. } = self;
-        require(sent.len() <= MOST_MESSAGES, "too many messages are under way")?;
-        let first = sent.first().map_or(end, |sent| sent.first);
+        let Self { entries, snd_una, acked, snd_nxt, snd_max, next_psn, scoreboard, .. } = self;
+        require(entries.len() <= MOST_MESSAGES, "too many messages are under way")?;
+        let first = entries.first().map_or(next_psn, |entry| entry.first);
         let mut span = 0_u32;
-        for one in &sent {
-            require(one.first == first.plus(span), "messages under way do not follow each other")?;
-            let fits = one.packets == packets(&one.what)? && one.packets <= MOST_PACKETS_OF_MESSAGE;
+        for entry in &entries {
+            require(
+                entry.first == first.plus(span),
+                "messages under way do not follow each other",
+            )?;
+            let fits = entry.packets == packets(&entry.message)?
+                && entry.packets <= MOST_PACKETS_OF_MESSAGE;
             require(fits, "a message under way has another number of packets")?;
-            one.response.check(one.packets)?;
-            let is_asked = one.lost_to.max(one.asked_to) <= one.packets;
+            entry.received.check(entry.packets)?;
+            let is_asked = entry.lost_below.max(entry.requested_below) <= entry.packets;
             require(is_asked, "packets of a response are lost that it does not have")?;
-            span = span.saturating_add(one.packets);
+            span = span.saturating_add(entry.packets);
             require(span <= MOST_PACKETS_OF_MESSAGE, "too many packets are under way")?;
         }
-        require(end == first.plus(span), "messages under way have another end")?;
+        require(next_psn == first.plus(span), "messages under way have another end")?;
         let at = |psn: Psn| psn.distance_from(first);
-        let span = at(end);
-        let is_within = [una, done, cursor, top].iter().all(|psn| (0..=span).contains(&at(*psn)));
-        require(is_within && at(cursor) <= at(top), "PSNs under way are out of order")?;
+        let span = at(next_psn);
+        let is_within =
+            [snd_una, acked, snd_nxt, snd_max].iter().all(|psn| (0..=span).contains(&at(*psn)));
+        require(is_within && at(snd_nxt) <= at(snd_max), "PSNs under way are out of order")?;
         let near = |psn: Psn| {
-            let before = done.minus(SackEth::PACKETS);
-            !psn.is_before(before) && psn.distance_from(done) <= span
+            let before = acked.minus(SackEth::PACKETS);
+            !psn.is_before(before) && psn.distance_from(acked) <= span
         };
         let are_near =
-            [held.0, self.resent_to, self.resent_at, self.probed_to].map(near) == [true; 4];
+            [scoreboard.0, self.high_rxt, self.rxt_snd_max, self.lost_below].map(near) == [true; 4];
         require(are_near, "PSNs of lost packets are out of range")?;
-        let is_due = inquiry.is_none_or(|psn| (at(una)..at(top)).contains(&at(psn)));
+        let is_due =
+            self.tail_probe.is_none_or(|psn| (at(snd_una)..at(snd_max)).contains(&at(psn)));
         require(is_due, "a packet is asked for that was not sent")?;
         self.cwnd.check()?;
         let time = |moment: Option<Moment>| moment.map(|moment| moment.time(now));
-        let answered = sent.iter().filter(|sent| sent.kind.is_answered).count();
+        let with_response = entries.iter().filter(|entry| entry.kind.has_response).count();
         Ok(Window {
-            sent: sent.into(),
-            answered,
-            una,
-            done,
-            cursor,
-            top,
-            end,
+            entries: entries.into(),
+            with_response,
+            snd_una,
+            acked,
+            snd_nxt,
+            snd_max,
+            next_psn,
             went_back: self.went_back,
             has_gaps: self.has_gaps,
-            has_news: false,
+            has_progress: false,
             is_selective: self.is_selective,
             names_marked: self.names_marked,
             offer: Offer::default(),
-            held,
-            resent_to: self.resent_to,
-            resent_at: self.resent_at,
-            inquiry,
-            probed_to: self.probed_to,
-            deadline: time(self.deadline),
+            scoreboard,
+            high_rxt: self.high_rxt,
+            rxt_snd_max: self.rxt_snd_max,
+            tail_probe: self.tail_probe,
+            lost_below: self.lost_below,
+            timeout_at: time(self.timeout_at),
             probe_at: time(self.probe_at),
             probe: Probe::default(),
-            pause: time(self.pause),
+            rnr_until: time(self.rnr_until),
             flow: Flow::load(self.sent_at, now),
             cwnd: self.cwnd,
-            hold: None,
+            paced_until: None,
         })
     }
 }
 
 impl<T: Clone> Window<T> {
-    /// Returns the state.
+    /// Returns the state at the time `now`.
     pub fn save(&self, now: Instant) -> SavedWindow<T> {
         let moment = |time: Option<Instant>| time.map(|time| Moment::of(time, now));
         SavedWindow {
-            sent: self.sent.iter().cloned().collect(),
-            una: self.una,
-            done: self.done,
-            cursor: self.cursor,
-            top: self.top,
-            end: self.end,
+            entries: self.entries.iter().cloned().collect(),
+            snd_una: self.snd_una,
+            acked: self.acked,
+            snd_nxt: self.snd_nxt,
+            snd_max: self.snd_max,
+            next_psn: self.next_psn,
             went_back: self.went_back,
             has_gaps: self.has_gaps,
             is_selective: self.is_selective,
             names_marked: self.names_marked,
-            held: self.held,
-            resent_to: self.resent_to,
-            resent_at: self.resent_at,
-            inquiry: self.inquiry,
-            probed_to: self.probed_to,
-            deadline: moment(self.deadline),
+            scoreboard: self.scoreboard,
+            high_rxt: self.high_rxt,
+            rxt_snd_max: self.rxt_snd_max,
+            tail_probe: self.tail_probe,
+            lost_below: self.lost_below,
+            timeout_at: moment(self.timeout_at),
             probe_at: moment(self.probe_at),
-            pause: moment(self.pause),
+            rnr_until: moment(self.rnr_until),
             cwnd: self.cwnd,
             sent_at: self.flow.save(now),
         }
@@ -326,502 +355,529 @@ impl<T: Clone> Window<T> {
 }
 
 impl<T> Window<T> {
-    /// Returns an empty window; the next packet has this PSN.
+    /// Returns an empty window. The first packet gets the PSN `psn`.
     pub fn new(psn: Psn) -> Self {
         Self {
-            sent: VecDeque::new(),
-            answered: 0,
-            una: psn,
-            done: psn,
-            cursor: psn,
-            top: psn,
-            end: psn,
+            entries: VecDeque::new(),
+            with_response: 0,
+            snd_una: psn,
+            acked: psn,
+            snd_nxt: psn,
+            snd_max: psn,
+            next_psn: psn,
             went_back: false,
             has_gaps: false,
-            has_news: false,
+            has_progress: false,
             is_selective: false,
             names_marked: false,
             offer: Offer::default(),
-            held: (psn, SackEth::default()),
-            resent_to: psn,
-            resent_at: psn,
-            inquiry: None,
-            probed_to: psn,
-            deadline: None,
+            scoreboard: (psn, SackEth::default()),
+            high_rxt: psn,
+            rxt_snd_max: psn,
+            tail_probe: None,
+            lost_below: psn,
+            timeout_at: None,
             probe_at: None,
             probe: Probe::default(),
-            pause: None,
+            rnr_until: None,
             flow: Flow::default(),
             cwnd: Cwnd::default(),
-            hold: None,
+            paced_until: None,
         }
     }
 
-    /// Asks the peer whether it knows selective acknowledgements, if that is not known: something was lost, or may be, as
-    /// for a probe.
-    pub fn ask(&mut self, is_probe: bool) {
-        self.offer.is_due |= self.may_ask();
+    /// Has the peer asked whether it has selective acknowledgements, because a packet may be lost. If `is_probe`, the
+    /// tail probe waits for the answer.
+    pub fn ask_for_sack(&mut self, is_probe: bool) {
+        self.offer.is_due |= self.may_ask_for_sack();
         self.offer.is_probe |= is_probe;
     }
 
-    /// Returns whether the peer may be asked whether it knows selective acknowledgements.
-    pub fn may_ask(&self) -> bool {
+    /// Returns whether the peer may be asked: it has not said that it has selective acknowledgements, and was asked
+    /// fewer than [`MOST_OFFERS`] times.
+    pub fn may_ask_for_sack(&self) -> bool {
         !self.is_selective && self.offer.left != 0
     }
 
-    /// Returns the PSN of the question that is sent now, if one is.
-    pub fn take_question(&mut self) -> Option<Psn> {
-        let is_due = std::mem::take(&mut self.offer.is_due) && self.may_ask();
+    /// Returns the PSN of the question for selective acknowledgements if the question is sent now.
+    pub fn poll_sack_question(&mut self) -> Option<Psn> {
+        let is_due = std::mem::take(&mut self.offer.is_due) && self.may_ask_for_sack();
         self.offer.left -= u8::from(is_due);
-        is_due.then_some(self.una)
+        is_due.then_some(self.snd_una)
     }
 
-    /// Notes that the peer knows selective acknowledgements. Returns whether a probe has waited for that.
-    pub fn learn(&mut self) -> bool {
+    /// Notes that the peer has selective acknowledgements. Returns whether the tail probe has waited for this answer.
+    pub fn handle_sack_offer(&mut self) -> bool {
         self.is_selective = true;
         std::mem::take(&mut self.offer.is_probe)
     }
 
-    /// Returns whether there is room for a message of so many packets.
+    /// Returns whether the window has room for a message of `packets` packets.
     pub fn has_room(&self, packets: u32) -> bool {
-        let Some(oldest) = self.sent.front() else { return true };
-        let under_way = self.end.distance_from(oldest.first).unsigned_abs();
-        self.sent.len() < MOST_MESSAGES && under_way.saturating_add(packets) <= MOST_PACKETS
+        let Some(oldest) = self.entries.front() else { return true };
+        let under_way = self.next_psn.distance_from(oldest.first).unsigned_abs();
+        self.entries.len() < MOST_MESSAGES && under_way.saturating_add(packets) <= MOST_PACKETS
     }
 
-    /// Returns how many messages it holds.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
-        self.sent.len()
+        self.entries.len()
     }
 
-    /// Returns whether it holds no message.
+    /// Returns whether there is no message.
     pub fn is_empty(&self) -> bool {
-        self.sent.is_empty()
+        self.entries.is_empty()
     }
 
-    /// Returns the PSN behind the last message.
-    pub fn end(&self) -> Psn {
-        self.end
+    /// Returns the first PSN of the next message.
+    pub fn next_psn(&self) -> Psn {
+        self.next_psn
     }
 
-    /// Returns the PSN in front of which the peer has done all requests.
-    pub fn done(&self) -> Psn {
-        self.done
+    /// Returns the PSN in front of which all requests are acknowledged.
+    pub fn acked(&self) -> Psn {
+        self.acked
     }
 
-    /// Returns whether something has come since this was last asked: an acknowledgement of a request, or a
-    /// packet of a response that was missing. There is less of that than there are packets in the window.
-    pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
+    /// Returns whether progress was made since the last call: a request was acknowledged, or a missing packet of a
+    /// response was taken. A window makes progress at most as often as it has packets, whatever a peer sends.
+    pub fn take_progress(&mut self) -> bool {
+        std::mem::take(&mut self.has_progress)
     }
 
-    /// Returns whether something was sent that is not acknowledged.
-    pub fn awaits(&self) -> bool {
-        self.top.is_after(self.una)
+    /// Returns whether a packet was sent whose message is not complete.
+    pub fn awaits_answer(&self) -> bool {
+        self.snd_max.is_after(self.snd_una)
     }
 
-    /// Returns whether a packet of this PSN may have been sent lately. A CNP for it may come when it is acknowledged
-    /// and others were sent.
+    /// Returns whether a packet with this PSN may have been sent lately. A CNP for a packet may arrive after its
+    /// acknowledgement, and after other packets were sent.
     pub fn may_have_sent(&self, psn: Psn) -> bool {
         let most = i32::try_from(2 * MOST).unwrap_or(i32::MAX);
-        psn.is_before(self.top) && psn.distance_from(self.una) >= -most
+        psn.is_before(self.snd_max) && psn.distance_from(self.snd_una) >= -most
     }
 
-    /// Returns whether the packet of this PSN was sent, and is not acknowledged. What answers another one
-    /// is a duplicate, or was never asked for.
-    pub fn is_under_way(&self, psn: Psn) -> bool {
-        psn.distance_from(self.una) >= 0 && psn.distance_from(self.top) < 0
+    /// Returns whether the packet with this PSN was sent and its message is not complete. An answer to another packet
+    /// is a duplicate, or answers nothing that was sent.
+    pub fn is_in_flight(&self, psn: Psn) -> bool {
+        psn.distance_from(self.snd_una) >= 0 && psn.distance_from(self.snd_max) < 0
     }
 
-    /// Adds a message.
-    pub fn push(&mut self, what: T, packets: u32, kind: Kind) {
-        let first = self.end;
-        self.end = first.plus(packets);
-        self.answered += usize::from(kind.is_answered);
-        let (response, lost_to, asked_to) = Default::default();
-        self.sent.push_back(Sent { what, first, packets, kind, response, lost_to, asked_to });
+    /// Adds a message of `packets` packets, for which the window [has room](Self::has_room).
+    pub fn push(&mut self, message: T, packets: u32, kind: Kind) {
+        let first = self.next_psn;
+        self.next_psn = first.plus(packets);
+        self.with_response += usize::from(kind.has_response);
+        let (received, lost_below, requested_below) = Default::default();
+        self.entries.push_back(Entry {
+            message,
+            first,
+            packets,
+            kind,
+            received,
+            lost_below,
+            requested_below,
+        });
     }
 
-    /// Returns the next packet to send, unless there is none, too many are under way, or it asks for a
-    /// response while `most_responses` are to come.
-    pub fn due(&self, most_responses: u8) -> Option<Due<'_, T>> {
-        if let Some((at, gap)) = self.gap() {
-            let Sent { what, first, .. } = self.sent.get(at)?;
+    /// Returns the packet that is sent next: a request for a gap of a response, then a lost packet, then a new one.
+    /// `None` if there is no packet, if the congestion window is full, or if the next packet requests a response while
+    /// `most_responses` are missing. A caller that has sent the packet calls [`Self::transmitted`].
+    pub fn poll_transmit(&self, most_responses: u8) -> Option<Transmit<'_, T>> {
+        if let Some((at, gap)) = self.next_gap() {
+            let Entry { message, first, .. } = self.entries.get(at)?;
             let (index, count) = (gap.start, gap.end - gap.start);
             let psn = first.plus(index);
-            return Some(Due { what, index, count, psn, asks: true, is_again: true });
+            return Some(Transmit {
+                message,
+                index,
+                count,
+                psn,
+                ack_request: true,
+                is_retransmit: true,
+            });
         }
-        if let Some((at, psn)) = self.missing() {
-            let Sent { what, first, packets, .. } = self.sent.get(at)?;
+        if let Some((at, psn)) = self.next_retransmit() {
+            let Entry { message, first, packets, .. } = self.entries.get(at)?;
             let index = psn.distance_from(*first).unsigned_abs();
             let count = packets - index;
-            return Some(Due { what, index, count, psn, asks: true, is_again: true });
+            return Some(Transmit {
+                message,
+                index,
+                count,
+                psn,
+                ack_request: true,
+                is_retransmit: true,
+            });
         }
-        let at = self.at_cursor();
-        let sent = self.sent.get(at)?;
-        let before = self.sent.range(..at);
-        let index = self.cursor.distance_from(sent.first).unsigned_abs();
-        if sent.kind.is_fenced && index == 0 && before.clone().any(Sent::awaits_response) {
+        let at = self.at_snd_nxt();
+        let entry = self.entries.get(at)?;
+        let before = self.entries.range(..at);
+        let index = self.snd_nxt.distance_from(entry.first).unsigned_abs();
+        if entry.kind.is_fenced && index == 0 && before.clone().any(Entry::awaits_response) {
             return None;
         }
-        let (asks, may_go) = if sent.kind.is_answered {
-            // The peer keeps the answers of its last requests. So one that came counts while an earlier one is missing,
-            // which may have to be asked for once more.
+        let (ack_request, may_go) = if entry.kind.has_response {
+            // The peer keeps the answers of its last requests only. So an answer that has arrived counts while an
+            // earlier answer is missing, which may have to be requested again.
             let responses = before
                 .skip_while(|other| !other.awaits_response())
-                .filter(|other| other.kind.is_answered);
-            let is_few = responses.clone().map(Sent::to_come).sum::<u32>() < MOST_TO_COME;
+                .filter(|other| other.kind.has_response);
+            let is_few = responses.clone().map(Entry::missing_packets).sum::<u32>() < MOST_TO_COME;
             (true, is_few && responses.count() < usize::from(most_responses))
         } else {
             let (in_flight, cwnd) = (self.in_flight(), self.cwnd.packets());
-            let is_last = index + 1 == sent.packets || in_flight + 1 == cwnd;
-            let asks = is_last || self.cursor.get() % ACK_EVERY == 0;
-            (asks, in_flight < cwnd)
+            let is_last = index + 1 == entry.packets || in_flight + 1 == cwnd;
+            let ack_request = is_last || self.snd_nxt.get() % ACK_EVERY == 0;
+            (ack_request, in_flight < cwnd)
         };
-        let count = sent.packets - index;
-        let (what, psn) = (&sent.what, self.cursor);
-        let is_again = psn.is_before(self.top);
-        may_go.then_some(Due { what, index, count, psn, asks, is_again })
+        let count = entry.packets - index;
+        let (message, psn) = (&entry.message, self.snd_nxt);
+        let is_retransmit = psn.is_before(self.snd_max);
+        may_go.then_some(Transmit { message, index, count, psn, ack_request, is_retransmit })
     }
 
-    /// Returns the gap that is asked for next: the place of its message, and its packets.
-    fn gap(&self) -> Option<(usize, Range<u32>)> {
+    /// Returns the gap that is requested next: the place of its message, and its packets.
+    fn next_gap(&self) -> Option<(usize, Range<u32>)> {
         if !self.has_gaps {
             return None;
         }
         let several = self.is_selective;
-        self.sent.iter().enumerate().find_map(|(at, sent)| Some((at, sent.gap(several)?)))
+        self.entries.iter().enumerate().find_map(|(at, entry)| Some((at, entry.gap(several)?)))
     }
 
-    /// Returns the packet that is sent again next, as the peer holds packets behind it or is asked what it misses:
-    /// the place of its message, and its PSN. The request of a READ has the first PSN of its response, and is all of it
-    /// that the peer can miss.
-    fn missing(&self) -> Option<(usize, Psn)> {
-        if let Some(psn) = self.inquiry {
+    /// Returns the place of the message and the PSN of the packet that is sent again next: the tail probe, or the first
+    /// lost packet that was not sent again. Of a message with a response, the peer can miss the request alone, which
+    /// has the first PSN.
+    fn next_retransmit(&self) -> Option<(usize, Psn)> {
+        if let Some(psn) = self.tail_probe {
             return Some((self.at(psn), psn));
         }
-        let (from, sack) = &self.held;
-        let end = later(from.plus(sack.end()), self.probed_to);
-        let mut psn = later(self.resent_to, self.done);
+        let (from, sack) = &self.scoreboard;
+        let end = later(from.plus(sack.end()), self.lost_below);
+        let mut psn = later(self.high_rxt, self.acked);
         while psn.is_before(end) {
             let at = self.at(psn);
-            let sent = self.sent.get(at)?;
-            let is_request = !sent.kind.is_answered || psn == sent.first;
+            let entry = self.entries.get(at)?;
+            let is_request = !entry.kind.has_response || psn == entry.first;
             let distance = u32::try_from(psn.distance_from(*from)).ok()?;
             if is_request && !sack.has(distance) {
                 return Some((at, psn));
             }
-            psn = if sent.kind.is_answered { sent.end() } else { psn.plus(1) };
+            psn = if entry.kind.has_response { entry.end() } else { psn.plus(1) };
         }
         None
     }
 
-    /// Follows a selective acknowledgement: of all packets in front of this PSN, and of those behind it that the
-    /// peer holds. Those that it misses are sent again. If it holds what was sent after that and still misses
-    /// them, they were lost once more. That something is held is no news: a peer that misses the same packet all
-    /// the time is not asked for ever.
-    pub fn hold(&mut self, psn: Psn, sack: SackEth) {
-        self.acknowledge(psn.minus(1));
+    /// Handles a selective acknowledgement: of all packets in front of the PSN `psn`, and of the packets in `sack`
+    /// behind that. The packets between them are lost and are sent again. If the peer holds a packet that was sent
+    /// later than a lost one was sent again, that one is lost once more. Packets that the peer holds are no progress,
+    /// so that the retries of a requester end if its peer misses the same packet for ever.
+    pub fn handle_sack(&mut self, psn: Psn, sack: SackEth) {
+        self.handle_ack(psn.minus(1));
         let end = psn.plus(sack.end());
-        if psn.is_before(self.done) || end.is_after(self.top) || sack.count() == 0 {
+        if psn.is_before(self.acked) || end.is_after(self.snd_max) || sack.count() == 0 {
             return;
         }
         (self.is_selective, self.names_marked) = (true, true);
-        self.held = (psn, sack);
-        if end.is_after(self.resent_at) {
-            self.resent_to = psn;
+        self.scoreboard = (psn, sack);
+        if end.is_after(self.rxt_snd_max) {
+            self.high_rxt = psn;
         }
     }
 
-    /// Returns the place of the message that has this PSN, or that behind the last one. It is mostly the last
+    /// Returns the place of the message with this PSN, or the place behind the last message. Mostly this is the last
     /// message, which was added just now.
     fn at(&self, psn: Psn) -> usize {
-        match self.sent.back() {
+        match self.entries.back() {
             Some(last) if !psn.is_before(last.first) => {
-                self.sent.len() - usize::from(psn.is_before(last.end()))
+                self.entries.len() - usize::from(psn.is_before(last.end()))
             }
-            _ => self.sent.partition_point(|sent| !sent.end().is_after(psn)),
+            _ => self.entries.partition_point(|entry| !entry.end().is_after(psn)),
         }
     }
 
-    /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
-    fn at_cursor(&self) -> usize {
-        self.at(self.cursor)
+    /// Returns the place of the message with the PSN `snd_nxt`, or the place behind the last message.
+    fn at_snd_nxt(&self) -> usize {
+        self.at(self.snd_nxt)
     }
 
-    /// Forgets how many packets may be under way: what is known of the network is too old.
-    pub fn restart(&mut self) {
+    /// Sets the congestion window to its first size, because nothing was sent for a while (RFC 5681, section 4.1).
+    pub fn restart_cwnd(&mut self) {
         self.cwnd = Cwnd::default();
     }
 
-    /// Returns how many packets of SENDs and WRITEs were sent and are not acknowledged.
+    /// Returns the number of packets under way that belong to messages without a response.
     fn in_flight(&self) -> u32 {
-        let from = self.done_or_complete();
-        let all = self.cursor.distance_from(from).max(0).unsigned_abs();
-        if self.answered == 0 {
+        let from = self.acked_or_complete();
+        let all = self.snd_nxt.distance_from(from).max(0).unsigned_abs();
+        if self.with_response == 0 {
             return all;
         }
-        let responses = self.sent.iter().filter(|sent| sent.kind.is_answered).map(|sent| {
-            let from = later(sent.first, from);
-            let to =
-                if self.cursor.distance_from(sent.end()) < 0 { self.cursor } else { sent.end() };
+        let responses = self.entries.iter().filter(|entry| entry.kind.has_response).map(|entry| {
+            let from = later(entry.first, from);
+            let to = if self.snd_nxt.distance_from(entry.end()) < 0 {
+                self.snd_nxt
+            } else {
+                entry.end()
+            };
             to.distance_from(from).max(0).unsigned_abs()
         });
         all.saturating_sub(responses.sum())
     }
 
-    /// Returns the PSN in front of which nothing has to be sent again but requests for gaps of responses.
-    fn done_or_complete(&self) -> Psn {
-        later(self.done, self.una)
+    /// Returns the PSN in front of which no packet is sent again, but for requests for gaps of responses.
+    fn acked_or_complete(&self) -> Psn {
+        later(self.acked, self.snd_una)
     }
 
-    /// Notes that the packet was sent that was due.
-    pub fn advance(&mut self) {
-        if let Some((at, gap)) = self.gap() {
-            self.sent[at].asked_to = gap.end;
+    /// Notes that the packet was sent that [`Self::poll_transmit`] returns.
+    pub fn transmitted(&mut self) {
+        if let Some((at, gap)) = self.next_gap() {
+            self.entries[at].requested_below = gap.end;
             return;
         }
         self.has_gaps = false;
-        if self.inquiry.take().is_some() {
+        if self.tail_probe.take().is_some() {
             return;
         }
-        if let Some((at, psn)) = self.missing() {
-            let sent = &self.sent[at];
-            self.resent_to = if sent.kind.is_answered { sent.end() } else { psn.plus(1) };
-            self.resent_at = self.top;
+        if let Some((at, psn)) = self.next_retransmit() {
+            let entry = &self.entries[at];
+            self.high_rxt = if entry.kind.has_response { entry.end() } else { psn.plus(1) };
+            self.rxt_snd_max = self.snd_max;
             return;
         }
-        let Some(sent) = self.sent.get(self.at_cursor()) else { return };
-        self.cursor = if sent.kind.is_answered { sent.end() } else { self.cursor.plus(1) };
-        self.top = later(self.top, self.cursor);
+        let Some(entry) = self.entries.get(self.at_snd_nxt()) else { return };
+        self.snd_nxt = if entry.kind.has_response { entry.end() } else { self.snd_nxt.plus(1) };
+        self.snd_max = later(self.snd_max, self.snd_nxt);
     }
 
-    /// Follows an acknowledgement of this PSN and all before it. Returns `false` if it acknowledges
-    /// nothing that was sent. Responses are sent in the order of the requests, so what has not come of those
-    /// in front of an acknowledgement is lost.
-    pub fn acknowledge(&mut self, psn: Psn) -> bool {
-        if !self.is_under_way(psn) {
+    /// Handles an acknowledgement of the packet `psn` and all packets in front of it. Returns `false` if the packet is
+    /// not [under way](Self::is_in_flight). A peer sends responses and acknowledgements in the order of the requests,
+    /// so the missing packets of responses in front of `psn` are lost.
+    pub fn handle_ack(&mut self, psn: Psn) -> bool {
+        if !self.is_in_flight(psn) {
             return false;
         }
-        for sent in &mut self.sent {
-            if psn.is_before(sent.first) {
+        for entry in &mut self.entries {
+            if psn.is_before(entry.first) {
                 break;
             }
-            if sent.awaits_response() {
-                self.has_gaps |= sent.lose(sent.packets);
+            if entry.awaits_response() {
+                self.has_gaps |= entry.lose(entry.packets);
             }
         }
-        self.note_done(psn);
+        self.note_acked(psn);
         true
     }
 
-    /// Notes that the peer has done the request of this PSN, and those before it.
-    fn note_done(&mut self, psn: Psn) {
-        let done = match self.sent.get(self.at(psn)) {
-            Some(sent) if sent.kind.is_answered && !psn.is_before(sent.first) => sent.end(),
+    /// Notes that the peer has acknowledged the request `psn`, and those in front of it.
+    fn note_acked(&mut self, psn: Psn) {
+        let acked = match self.entries.get(self.at(psn)) {
+            Some(entry) if entry.kind.has_response && !psn.is_before(entry.first) => entry.end(),
             _ => psn.plus(1),
         };
-        if done.is_after(self.done) {
-            self.move_done(done);
-            self.forget_lost(done);
-            self.inquiry = self.inquiry.filter(|psn| !psn.is_before(done));
-            self.has_news = true;
+        if acked.is_after(self.acked) {
+            self.move_acked(acked);
+            self.forget_lost(acked);
+            self.tail_probe = self.tail_probe.filter(|psn| !psn.is_before(acked));
+            self.has_progress = true;
             self.went_back = false;
         }
-        self.complete();
+        self.complete_prefix();
     }
 
-    /// Forgets what was lost in front of a PSN.
-    fn forget_lost(&mut self, done: Psn) {
-        self.resent_to = later(self.resent_to, done);
-        self.resent_at = later(self.resent_at, done);
-        self.probed_to = later(self.probed_to, done);
-        if !self.held.0.plus(self.held.1.end()).is_after(done) {
-            self.held = (done, SackEth::default());
+    /// Forgets which packets in front of a PSN are lost.
+    fn forget_lost(&mut self, acked: Psn) {
+        self.high_rxt = later(self.high_rxt, acked);
+        self.rxt_snd_max = later(self.rxt_snd_max, acked);
+        self.lost_below = later(self.lost_below, acked);
+        if !self.scoreboard.0.plus(self.scoreboard.1.end()).is_after(acked) {
+            self.scoreboard = (acked, SackEth::default());
         }
     }
 
-    /// Moves `done`, and lets the congestion window grow by the packets of SENDs and WRITEs in front of it.
-    fn move_done(&mut self, done: Psn) {
-        let is_counted = self.answered < self.sent.len() && !self.cwnd.is_full();
+    /// Moves `acked`, and lets the congestion window grow by the packets that are acknowledged by that.
+    fn move_acked(&mut self, acked: Psn) {
+        let is_counted = self.with_response < self.entries.len() && !self.cwnd.is_full();
         let in_flight = if is_counted { self.in_flight() } else { 0 };
-        self.done = done;
+        self.acked = acked;
         if is_counted {
             let acknowledged = in_flight.saturating_sub(self.in_flight());
             self.cwnd.acknowledge(acknowledged, in_flight, self.flow.is_cut());
         }
     }
 
-    /// Moves `una` behind what is complete.
-    fn complete(&mut self) {
-        for sent in &self.sent {
-            let to = if sent.kind.is_answered {
-                sent.first.plus(sent.response.complete())
-            } else if self.done.is_after(sent.end()) {
-                sent.end()
+    /// Moves `snd_una` behind the messages that are complete.
+    fn complete_prefix(&mut self) {
+        for entry in &self.entries {
+            let to = if entry.kind.has_response {
+                entry.first.plus(entry.received.complete())
+            } else if self.acked.is_after(entry.end()) {
+                entry.end()
             } else {
-                self.done
+                self.acked
             };
-            self.una = later(self.una, to);
-            if self.una.is_before(sent.end()) {
+            self.snd_una = later(self.snd_una, to);
+            if self.snd_una.is_before(entry.end()) {
                 break;
             }
         }
-        self.end_inquiry();
-        self.cursor = later(self.cursor, self.done_or_complete());
+        self.end_tail_probe();
+        self.snd_nxt = later(self.snd_nxt, self.acked_or_complete());
     }
 
-    /// Returns the place of the message whose response has a packet of this PSN, and which packet that is.
+    /// Returns the place of the message whose response has a packet with this PSN, and the number of the packet in it.
     fn response_at(&self, psn: Psn) -> Option<(usize, u32)> {
         let at = self.at(psn);
-        let sent = self.sent.get(at)?;
-        let index = u32::try_from(psn.distance_from(sent.first)).ok()?;
-        sent.kind.is_answered.then_some((at, index))
+        let entry = self.entries.get(at)?;
+        let index = u32::try_from(psn.distance_from(entry.first)).ok()?;
+        entry.kind.has_response.then_some((at, index))
     }
 
-    /// Follows a packet of a response, which acknowledges its request and all in front of it (IBA
-    /// 9.7.5.1.2).
-    pub fn respond(&mut self, psn: Psn) -> Response<'_, T> {
-        if !self.is_under_way(psn) {
+    /// Handles a packet of a response, which acknowledges its request and all requests in front of it (IBA 9.7.5.1.2).
+    pub fn handle_response(&mut self, psn: Psn) -> Response<'_, T> {
+        if !self.is_in_flight(psn) {
             return Response::Unexpected;
         }
         let Some((at, index)) = self.response_at(psn) else { return Response::Unexpected };
-        if self.sent[at].response.has(index) {
+        if self.entries[at].received.has(index) {
             return Response::Unexpected;
         }
-        for sent in self.sent.range_mut(..at).filter(|sent| sent.awaits_response()) {
-            self.has_gaps |= sent.lose(sent.packets);
+        for entry in self.entries.range_mut(..at).filter(|entry| entry.awaits_response()) {
+            self.has_gaps |= entry.lose(entry.packets);
         }
-        self.has_gaps |= self.sent[at].lose(index);
-        self.note_done(psn);
-        Response::Missing(&self.sent[at].what, index)
+        self.has_gaps |= self.entries[at].lose(index);
+        self.note_acked(psn);
+        Response::Missing(&self.entries[at].message, index)
     }
 
-    /// Notes that the packet of this PSN was taken, which was [missing](Response::Missing).
-    pub fn take(&mut self, psn: Psn) {
+    /// Notes that the payload of a packet was taken that was [missing](Response::Missing).
+    pub fn accept_response(&mut self, psn: Psn) {
         let Some((at, index)) = self.response_at(psn) else { return };
-        if self.sent[at].response.fill(index) {
-            self.has_news = true;
-            // What was asked for may have come, and the next gap is asked for.
-            self.has_gaps |= self.sent[at].gap(true).is_some();
-            self.complete();
+        if self.entries[at].received.fill(index) {
+            self.has_progress = true;
+            // The gap that was requested may be filled, so that the next gap is requested.
+            self.has_gaps |= self.entries[at].gap(true).is_some();
+            self.complete_prefix();
         }
     }
 
-    /// Returns the oldest PSN whose request was not done, or whose response has not come.
-    pub fn oldest(&self) -> Psn {
-        self.una
+    /// Returns the PSN in front of which all messages are complete.
+    pub fn snd_una(&self) -> Psn {
+        self.snd_una
     }
 
-    /// Returns whether the response to the oldest message has a packet of this PSN.
+    /// Returns whether the response to the oldest message has a packet with this PSN.
     pub fn is_of_oldest(&self, psn: Psn) -> bool {
         self.response_at(psn).is_some_and(|(at, _)| at == 0)
     }
 
-    /// Has everything sent again that the peer has not done, and asked for again what has not come of the
-    /// responses to what it has done. The time for an answer begins again.
+    /// Has all packets sent again that are not acknowledged, and the gaps of all responses requested again. Both timers
+    /// begin again.
     pub fn go_back(&mut self) {
         self.went_back = true;
-        self.cursor = self.done_or_complete();
-        self.held = (self.done, SackEth::default());
-        (self.resent_to, self.resent_at, self.probed_to) = (self.done, self.done, self.done);
-        self.inquiry = None;
-        (self.deadline, self.probe_at) = (None, None);
+        self.snd_nxt = self.acked_or_complete();
+        self.scoreboard = (self.acked, SackEth::default());
+        (self.high_rxt, self.rxt_snd_max, self.lost_below) = (self.acked, self.acked, self.acked);
+        self.tail_probe = None;
+        (self.timeout_at, self.probe_at) = (None, None);
         self.lose_responses();
     }
 
-    /// Has everything sent again, as the time for an answer is over: a few packets at first, as at the beginning
-    /// (RFC 5681, 3.1).
-    pub fn time_out(&mut self) {
+    /// Handles the end of the time for an answer: goes back, with a congestion window of the first size (RFC 5681,
+    /// section 3.1).
+    pub fn handle_timeout(&mut self) {
         self.go_back();
-        self.restart();
+        self.restart_cwnd();
     }
 
-    /// Has something sent again, as nothing has come for a while. The time for an answer goes on.
+    /// Handles the end of the time after which a tail loss is probed. The time for an answer goes on.
     ///
-    /// The first time this is one packet, which asks the peer what it misses, or for the last packet of a response: a
-    /// peer that is only slow is not sent everything once more, nor asked for it. After that it is everything under way
-    /// that the peer neither has done nor holds, and what has not come of the responses to what it has done is asked
-    /// for.
-    pub fn send_again(&mut self) {
-        let inquiry = self.last_request().or_else(|| self.last_response());
-        self.inquiry = inquiry.filter(|_| self.probe.is_first());
+    /// The first probe is one packet: the last one that was sent, for which the peer answers with the packets that it
+    /// misses, or a request for the last packet of a response. A peer that is only slow gets no other packet twice. The
+    /// next probe without progress takes all packets for lost that the peer neither has acknowledged nor holds, and all
+    /// gaps of responses.
+    pub fn handle_probe_timeout(&mut self) {
+        let probe = self.last_request().or_else(|| self.last_response());
+        self.tail_probe = probe.filter(|_| self.probe.is_first());
         self.probe.again();
-        if self.inquiry.is_none() {
-            self.resent_to = self.done;
-            self.probed_to = self.cursor;
+        if self.tail_probe.is_none() {
+            self.high_rxt = self.acked;
+            self.lost_below = self.snd_nxt;
             self.lose_responses();
         }
     }
 
-    /// Returns the PSN of the last packet that was sent, unless the peer has done its request or holds it.
+    /// Returns the PSN of the last packet that was sent, unless the peer has acknowledged or holds it.
     fn last_request(&self) -> Option<Psn> {
-        let last = self.top.minus(1);
-        let sent = self.sent.get(self.at(last))?;
-        let psn = if sent.kind.is_answered { sent.first } else { last };
-        let (from, sack) = &self.held;
+        let last = self.snd_max.minus(1);
+        let entry = self.entries.get(self.at(last))?;
+        let psn = if entry.kind.has_response { entry.first } else { last };
+        let (from, sack) = &self.scoreboard;
         let is_held =
             u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance));
-        (!psn.is_before(self.done) && !is_held).then_some(psn)
+        (!psn.is_before(self.acked) && !is_held).then_some(psn)
     }
 
-    /// Returns the PSN of the last packet of the last response that is to come to a request that is done, unless it
-    /// has come.
+    /// Returns the PSN of the last packet of the last response to a request that is acknowledged, unless this packet
+    /// has arrived.
     fn last_response(&self) -> Option<Psn> {
-        let is_due = |sent: &&Sent<T>| sent.awaits_response() && sent.first.is_before(self.done);
-        let sent = self.sent.iter().rev().find(is_due)?;
-        let last = sent.packets - 1;
-        sent.response.missing(last..sent.packets).map(|_| sent.first.plus(last))
+        let is_due =
+            |entry: &&Entry<T>| entry.awaits_response() && entry.first.is_before(self.acked);
+        let entry = self.entries.iter().rev().find(is_due)?;
+        let last = entry.packets - 1;
+        entry.received.missing(last..entry.packets).map(|_| entry.first.plus(last))
     }
 
-    /// Has asked for again what has not come of the responses to requests that were sent, and are done.
+    /// Has the gaps of responses to acknowledged requests requested again.
     fn lose_responses(&mut self) {
-        let to = self.done_or_complete();
-        for sent in &mut self.sent {
-            if !sent.first.is_before(to) {
+        let to = self.acked_or_complete();
+        for entry in &mut self.entries {
+            if !entry.first.is_before(to) {
                 break;
             }
-            if sent.awaits_response() {
-                sent.asked_to = 0;
-                self.has_gaps |= sent.lose(sent.packets);
+            if entry.awaits_response() {
+                entry.requested_below = 0;
+                self.has_gaps |= entry.lose(entry.packets);
             }
         }
     }
 
-    /// Has everything sent again, unless that was done and nothing was acknowledged since: a peer that
-    /// misses the same packet all the time is asked again when the time for an answer is over.
-    pub fn go_back_once(&mut self) {
+    /// Handles a NAK that says that a packet is missing: goes back, unless that was done before and nothing was
+    /// acknowledged since. A peer that misses the same packet again gets it when the time for an answer is over.
+    pub fn handle_nak(&mut self) {
         if !self.went_back {
             self.go_back();
         }
     }
 
-    /// Takes the oldest message if all of it is acknowledged, and its response is here.
-    pub fn pop_done(&mut self) -> Option<T> {
-        let sent = self.sent.front()?;
-        let is_done = sent.end().distance_from(self.una) <= 0 && !sent.awaits_response();
+    /// Takes the oldest message if the message is complete.
+    pub fn poll_completed(&mut self) -> Option<T> {
+        let entry = self.entries.front()?;
+        let is_done = entry.end().distance_from(self.snd_una) <= 0 && !entry.awaits_response();
         is_done.then(|| self.pop())?
     }
 
-    /// Takes the oldest message, done or not.
+    /// Takes the oldest message, whether the message is complete or not.
     pub fn pop(&mut self) -> Option<T> {
-        let sent = self.sent.pop_front()?;
-        self.answered -= usize::from(sent.kind.is_answered);
-        self.una = later(self.una, sent.end());
-        self.end_inquiry();
-        if self.una.is_after(self.done) {
-            // It was not done, so nothing is sent any more.
-            self.done = self.una;
-            self.forget_lost(self.una);
+        let entry = self.entries.pop_front()?;
+        self.with_response -= usize::from(entry.kind.has_response);
+        self.snd_una = later(self.snd_una, entry.end());
+        self.end_tail_probe();
+        if self.snd_una.is_after(self.acked) {
+            // The message has failed, so nothing of it is sent any more.
+            self.acked = self.snd_una;
+            self.forget_lost(self.snd_una);
         }
-        self.cursor = later(self.cursor, self.una);
-        self.top = later(self.top, self.cursor);
-        Some(sent.what)
+        self.snd_nxt = later(self.snd_nxt, self.snd_una);
+        self.snd_max = later(self.snd_max, self.snd_nxt);
+        Some(entry.message)
     }
 
-    /// Ends an inquiry whose answer is here, or whose message is gone.
-    fn end_inquiry(&mut self) {
-        self.inquiry = self.inquiry.filter(|psn| !psn.is_before(self.una));
+    /// Ends the tail probe if its answer has arrived, or its message is gone.
+    fn end_tail_probe(&mut self) {
+        self.tail_probe = self.tail_probe.filter(|psn| !psn.is_before(self.snd_una));
     }
 }
 
@@ -841,11 +897,11 @@ mod tests {
     /// Returns how many READs of so many packets are asked for before one is answered.
     fn asked_for(packets: u32) -> usize {
         let mut window = Window::new(Psn::new(0));
-        let kind = Kind { is_answered: true, is_fenced: false };
+        let kind = Kind { has_response: true, is_fenced: false };
         (0..32).for_each(|number| window.push(number, packets, kind));
         let mut count = 0;
-        while window.due(16).is_some() {
-            window.advance();
+        while window.poll_transmit(16).is_some() {
+            window.transmitted();
             count += 1;
         }
         count
@@ -855,10 +911,10 @@ mod tests {
     /// ask for an acknowledgement.
     fn sends(window: &mut Window<()>) -> (u32, u32) {
         let (mut sent, mut asked) = (0, 0);
-        while let Some(due) = window.due(1) {
-            asked += u32::from(due.asks);
+        while let Some(due) = window.poll_transmit(1) {
+            asked += u32::from(due.ack_request);
             sent += 1;
-            window.advance();
+            window.transmitted();
         }
         (sent, asked)
     }
@@ -868,13 +924,13 @@ mod tests {
         let mut window = Window::new(Psn::new(0xff_fff1));
         window.push((), 4096, Kind::default());
         assert_eq!(sends(&mut window), (16, 1), "the last one asks");
-        window.acknowledge(Psn::new(0xff_fff1).plus(15));
+        window.handle_ack(Psn::new(0xff_fff1).plus(15));
         assert_eq!(sends(&mut window), (32, 1));
-        window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32));
-        window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32));
+        window.handle_ack(Psn::new(0xff_fff1).plus(15 + 32));
+        window.handle_ack(Psn::new(0xff_fff1).plus(15 + 32));
         assert_eq!(sends(&mut window), (64, 1));
-        window.restart();
-        window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32 + 64));
+        window.restart_cwnd();
+        window.handle_ack(Psn::new(0xff_fff1).plus(15 + 32 + 64));
         assert_eq!(sends(&mut window), (16 + 64, 2), "the one of PSN 128 asks, too");
     }
 
@@ -885,17 +941,17 @@ mod tests {
         window.push((), 4096, Kind::default());
         for sent in [16, 32, 64] {
             assert_eq!(sends(&mut window).0, sent);
-            window.acknowledge(window.top.minus(1));
+            window.handle_ack(window.snd_max.minus(1));
         }
         assert_eq!(sends(&mut window).0, 128);
-        window.time_out();
-        assert_eq!(window.due(1).map(|due| due.psn), Some(Psn::new(112)));
+        window.handle_timeout();
+        assert_eq!(window.poll_transmit(1).map(|due| due.psn), Some(Psn::new(112)));
         assert_eq!(sends(&mut window).0, 16);
-        window.send_again();
+        window.handle_probe_timeout();
         assert_eq!(sends(&mut window).0, 1, "the peer is asked what it misses");
-        window.send_again();
+        window.handle_probe_timeout();
         assert_eq!(sends(&mut window).0, 16, "it does not answer");
-        window.acknowledge(Psn::new(112 + 15));
+        window.handle_ack(Psn::new(112 + 15));
         assert_eq!(sends(&mut window).0, 32);
     }
 
@@ -905,21 +961,21 @@ mod tests {
         window.is_selective = true;
         window.push((), 10, Kind::default());
         assert_eq!(sends(&mut window), (10, 2));
-        window.send_again();
-        assert_eq!(window.due(1).map(|due| due.psn), Some(Psn::new(9)));
+        window.handle_probe_timeout();
+        assert_eq!(window.poll_transmit(1).map(|due| due.psn), Some(Psn::new(9)));
         assert_eq!(sends(&mut window), (1, 1));
         // The peer holds it, and misses three in front of it.
         let mut sack = SackEth::default();
         for distance in [1, 3, 4, 6, 7, 8, 9] {
             sack.set(distance);
         }
-        window.hold(Psn::new(0), sack);
+        window.handle_sack(Psn::new(0), sack);
         assert_eq!(sends(&mut window).0, 3);
         // Nothing has come since.
-        window.send_again();
+        window.handle_probe_timeout();
         assert_eq!(sends(&mut window).0, 3);
-        window.acknowledge(Psn::new(9));
-        assert!(!window.awaits());
+        window.handle_ack(Psn::new(9));
+        assert!(!window.awaits_answer());
     }
 
     #[test]
@@ -927,20 +983,23 @@ mod tests {
         let mut window = Window::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 10, Kind::default());
-        window.push((), 100, Kind { is_answered: true, is_fenced: false });
+        window.push((), 100, Kind { has_response: true, is_fenced: false });
         sends(&mut window);
-        window.send_again();
-        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(10), 100)));
+        window.handle_probe_timeout();
+        assert_eq!(
+            window.poll_transmit(1).map(|due| (due.psn, due.count)),
+            Some((Psn::new(10), 100))
+        );
         assert_eq!(sends(&mut window).0, 1);
-        window.send_again();
+        window.handle_probe_timeout();
         assert_eq!(sends(&mut window).0, 11);
-        // What the peer has done since needs no inquiry.
+        // What the peer has done since needs no probe.
         window.push((), 1, Kind::default());
         sends(&mut window);
-        window.acknowledge(Psn::new(9));
-        window.probe.done(window.done(), Instant::now());
-        window.send_again();
-        window.acknowledge(Psn::new(110));
+        window.handle_ack(Psn::new(9));
+        window.probe.done(window.acked(), Instant::now());
+        window.handle_probe_timeout();
+        window.handle_ack(Psn::new(110));
         assert_eq!(sends(&mut window).0, 1, "the response of the READ is missing");
     }
 
@@ -948,43 +1007,54 @@ mod tests {
     fn a_slow_responder_is_asked_for_one_packet() {
         let mut window = Window::new(Psn::new(0));
         window.is_selective = true;
-        window.push((), 100, Kind { is_answered: true, is_fenced: false });
+        window.push((), 100, Kind { has_response: true, is_fenced: false });
         sends(&mut window);
         let come = |window: &mut Window<()>, psn: u32| {
-            assert!(matches!(window.respond(Psn::new(psn)), Response::Missing((), _)));
-            window.take(Psn::new(psn));
+            assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
+            window.accept_response(Psn::new(psn));
         };
         (0..40).for_each(|psn| come(&mut window, psn));
-        window.send_again();
-        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(99), 1)));
+        window.handle_probe_timeout();
+        assert_eq!(
+            window.poll_transmit(1).map(|due| (due.psn, due.count)),
+            Some((Psn::new(99), 1))
+        );
         assert_eq!(sends(&mut window).0, 1);
         // Packets of a response come in their order, so the others are lost.
         come(&mut window, 99);
-        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(40), 59)));
+        assert_eq!(
+            window.poll_transmit(1).map(|due| (due.psn, due.count)),
+            Some((Psn::new(40), 59))
+        );
         assert_eq!(sends(&mut window).0, 1);
         // Nothing has come since.
-        window.send_again();
-        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(40), 59)));
+        window.handle_probe_timeout();
+        assert_eq!(
+            window.poll_transmit(1).map(|due| (due.psn, due.count)),
+            Some((Psn::new(40), 59))
+        );
     }
 
-    /// The rate of a flow, or the budget of a round, may keep an inquiry back until its answer is here.
+    /// The rate of a flow, or the budget of a round, may keep a tail probe back until its answer is here.
     #[test]
-    fn an_inquiry_ends_with_its_message() {
+    fn a_tail_probe_ends_with_its_message() {
         let mut window = Window::new(Psn::new(0));
         window.is_selective = true;
-        window.push((), 4, Kind { is_answered: true, is_fenced: false });
+        window.push((), 4, Kind { has_response: true, is_fenced: false });
         sends(&mut window);
         window.push((), 2, Kind::default());
         for psn in 0..4 {
             if psn == 1 {
-                window.send_again();
+                window.handle_probe_timeout();
             }
-            assert!(matches!(window.respond(Psn::new(psn)), Response::Missing((), _)));
-            window.take(Psn::new(psn));
+            assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
+            window.accept_response(Psn::new(psn));
         }
-        let due = |window: &Window<()>| window.due(1).map(|due| (due.psn, due.index, due.is_again));
+        let due = |window: &Window<()>| {
+            window.poll_transmit(1).map(|due| (due.psn, due.index, due.is_retransmit))
+        };
         assert_eq!(due(&window), Some((Psn::new(4), 0, false)), "its message is complete");
-        assert!(window.pop_done().is_some());
+        assert!(window.poll_completed().is_some());
         assert_eq!(due(&window), Some((Psn::new(4), 0, false)), "its message is gone");
         assert_eq!(sends(&mut window).0, 2);
     }
@@ -1012,13 +1082,17 @@ mod tests {
     #[test]
     fn answers_behind_a_missing_one_make_no_room() {
         let mut window = Window::new(Psn::new(0));
-        let kind = Kind { is_answered: true, is_fenced: false };
+        let kind = Kind { has_response: true, is_fenced: false };
         (0..4).for_each(|number| window.push(number, 1, kind));
-        (0..2).for_each(|_| window.advance());
-        assert!(matches!(window.respond(Psn::new(1)), Response::Missing(1, 0)));
-        window.take(Psn::new(1));
-        assert_eq!(window.due(2).map(|due| due.psn), Some(Psn::new(0)), "the missing one");
-        window.advance();
-        assert!(window.due(2).is_none(), "the third has to wait");
+        (0..2).for_each(|_| window.transmitted());
+        assert!(matches!(window.handle_response(Psn::new(1)), Response::Missing(1, 0)));
+        window.accept_response(Psn::new(1));
+        assert_eq!(
+            window.poll_transmit(2).map(|due| due.psn),
+            Some(Psn::new(0)),
+            "the missing one"
+        );
+        window.transmitted();
+        assert!(window.poll_transmit(2).is_none(), "the third has to wait");
     }
 }

@@ -130,8 +130,11 @@ fn the_images_have_what_is_under_way() {
     let window = |is_such: fn(&Window<SendWqe>) -> bool| {
         any(&requester, |qp| lock(&qp.requester).window.as_deref().is_some_and(is_such))
     };
-    assert!(window(|window| window.awaits() && window.deadline.is_some()), "packets under way");
-    assert!(window(|window| window.pause.is_some()), "a pause, as the peer has no receive");
+    assert!(
+        window(|window| window.awaits_answer() && window.timeout_at.is_some()),
+        "packets under way"
+    );
+    assert!(window(|window| window.rnr_until.is_some()), "a pause, as the peer has no receive");
     let inbound = |device: &Device, is_such: fn(&Inbound) -> bool| {
         any(device, |qp| lock(&qp.responder).inbound.as_deref().is_some_and(is_such))
     };

@@ -44,13 +44,13 @@ pub(crate) fn post(requester: &mut Requester) -> bool {
     }
     let wqe = std::mem::replace(&mut requester.wqe, SendWqe::empty());
     let request = &wqe.request;
-    let is_answered = matches!(
+    let has_response = matches!(
         request.operation,
         Operation::Read | Operation::Atomic(_) | Operation::AtomicWrite | Operation::Flush(_)
     );
-    let kind = Kind { is_answered, is_fenced: wqe.is_fenced };
+    let kind = Kind { has_response, is_fenced: wqe.is_fenced };
     window.push(wqe, count, kind);
-    requester.attr.sq_psn = window.end().get();
+    requester.attr.sq_psn = window.next_psn().get();
     requester.active = false;
     true
 }
@@ -130,28 +130,28 @@ impl Sender<'_> {
         let hca = self.hca;
         let Requester { window: Some(window), attr, source, .. } = requester else { return false };
         let now = hca.clock().now();
-        if window.pause.is_some_and(|until| now < until) {
+        if window.rnr_until.is_some_and(|until| now < until) {
             self.set_deadline(requester);
             return false;
         }
-        window.pause = None;
+        window.rnr_until = None;
         let Some(path) = Path::new(hca, self.qpn(), attr, source) else {
             self.fail_front(requester, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, round);
             return false;
         };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
         let mut flow = std::mem::take(&mut window.flow);
-        window.hold = None;
+        window.paced_until = None;
         if flow.is_idle(now) {
-            window.restart();
+            window.restart_cwnd();
         }
         let (mut failure, mut is_left, mut is_asking) = (None, false, false);
-        while let Some(due) = window.due(attr.max_rd_atomic) {
+        while let Some(due) = window.poll_transmit(attr.max_rd_atomic) {
             if round.budget.is_over() {
                 is_left = true;
                 break;
             }
-            let (wqe, request) = (due.what, &due.what.request);
+            let (wqe, request) = (due.message, &due.message.request);
             let is_whole = matches!(request.operation, Operation::Send | Operation::Write);
             let skip = u64::from(due.index) * mtu;
             let carries = is_whole || request.operation == Operation::AtomicWrite;
@@ -170,13 +170,13 @@ impl Sender<'_> {
             let bytes = len + OVERHEAD;
             if let Some(until) = flow.wait(now, bytes, &hca.rate_limit) {
                 // The time for an answer begins with the last packet that may be sent.
-                window.hold = Some(until);
-                (window.deadline, window.probe_at) = (None, None);
+                window.paced_until = Some(until);
+                (window.timeout_at, window.probe_at) = (None, None);
                 break;
             }
             let mut headers = path.headers(opcode, due.psn, extended);
-            headers.bth.ack_request = due.asks;
-            let (psn, asks, is_again) = (due.psn, due.asks, due.is_again);
+            headers.bth.ack_request = due.ack_request;
+            let (psn, asks, is_again) = (due.psn, due.ack_request, due.is_retransmit);
             let is_read = request.operation == Operation::Read;
             headers.bth.solicited_event =
                 request.solicited && matches!(position, Position::Last | Position::Only);
@@ -194,15 +194,15 @@ impl Sender<'_> {
             } else if asks {
                 window.probe.sent(psn, now);
             }
-            window.advance();
+            window.transmitted();
             flow.sent(now, bytes);
         }
         window.flow = flow;
         // Gaps of a READ are asked for all at once of a peer that knows selective acknowledgements.
         if is_asking {
-            window.ask(false);
+            window.ask_for_sack(false);
         }
-        if let Some(psn) = window.take_question() {
+        if let Some(psn) = window.poll_sack_question() {
             offer(hca, &path, psn, true, round);
         }
         if let Some(status) = failure {
@@ -253,21 +253,21 @@ impl Sender<'_> {
         if !matches!(self.qp.state(), QpState::Rts | QpState::Sqd) {
             return;
         }
-        if !window.awaits() || window.pause.is_some() {
+        if !window.awaits_answer() || window.rnr_until.is_some() {
             // No answer is due; the peer that asked for the pause has answered.
-            (window.deadline, window.probe_at) = (None, None);
-        } else if window.deadline.is_none() && window.hold.is_none() {
+            (window.timeout_at, window.probe_at) = (None, None);
+        } else if window.timeout_at.is_none() && window.paced_until.is_none() {
             let now = self.hca.clock().now();
-            window.deadline = answer_delay(requester.attr.timeout).map(|delay| now + delay);
+            window.timeout_at = answer_delay(requester.attr.timeout).map(|delay| now + delay);
             window.probe_at = Some(now + window.probe.delay());
         }
         // A consumer that wants to wait for ever gets no packet that it did not ask for. A foreign peer would be sent
         // everything once more each time that it is slow, and is only asked whether it is one.
-        let may_probe = window.is_selective || window.may_ask();
-        let is_early = |at: &Instant| window.deadline.is_some_and(|end| *at < end);
+        let may_probe = window.is_selective || window.may_ask_for_sack();
+        let is_early = |at: &Instant| window.timeout_at.is_some_and(|end| *at < end);
         window.probe_at = window.probe_at.filter(|at| may_probe && is_early(at));
-        let answer = window.probe_at.or(window.deadline);
-        let own = window.pause.max(window.hold).or(answer);
+        let answer = window.probe_at.or(window.timeout_at);
+        let own = window.rnr_until.max(window.paced_until).or(answer);
         let turn = requester.active.then(|| requester.admission.until()).flatten();
         self.hca.set_timer(self.slot, own.into_iter().chain(turn).min());
     }
@@ -276,34 +276,34 @@ impl Sender<'_> {
     pub(crate) fn expire(&self, requester: &mut Requester, round: &mut Round) -> bool {
         let Some(window) = &mut requester.window else { return true };
         let now = self.hca.clock().now();
-        if window.deadline.is_none_or(|deadline| deadline > now) {
+        if window.timeout_at.is_none_or(|deadline| deadline > now) {
             if window.probe_at.is_some_and(|at| at <= now) {
                 if window.is_selective {
                     self.hca.stats.add(Counter::Probes, 1);
-                    window.send_again();
+                    window.handle_probe_timeout();
                 } else {
-                    window.ask(true);
+                    window.ask_for_sack(true);
                 }
                 window.probe_at = Some(now + window.probe.delay());
             }
             return true;
         }
-        window.deadline = None;
+        window.timeout_at = None;
         self.hca.stats.add(Counter::Timeouts, 1);
         if requester.retry_left == 0 {
             self.fail_front(requester, VIRTIO_RDMA_WC_RETRY_EXC_ERR, round);
             return false;
         }
         requester.retry_left -= 1;
-        window.time_out();
+        window.handle_timeout();
         true
     }
 
     /// Ends the oldest work request with an error, and the QP with it.
     fn fail_front(&self, requester: &mut Requester, status: u32, round: &mut Round) {
         let Some(window) = &mut requester.window else { return };
-        (window.pause, window.hold) = (None, None);
-        (window.deadline, window.probe_at) = (None, None);
+        (window.rnr_until, window.paced_until) = (None, None);
+        (window.timeout_at, window.probe_at) = (None, None);
         self.hca.set_timer(self.slot, None);
         if let Some(wqe) = window.pop() {
             with_wqe(requester, wqe, |requester| {
@@ -314,7 +314,7 @@ impl Sender<'_> {
 
     /// Completes work requests that are done.
     fn complete_done(&self, requester: &mut Requester, round: &mut Round) {
-        while let Some(wqe) = requester.window.as_mut().and_then(|window| window.pop_done()) {
+        while let Some(wqe) = requester.window.as_mut().and_then(|window| window.poll_completed()) {
             with_wqe(requester, wqe, |requester| self.finish_on_wire(requester, round));
         }
     }
@@ -330,13 +330,13 @@ impl Sender<'_> {
                 let Some(aeth) = packet.headers.extended.aeth else { return };
                 match aeth.syndrome {
                     Syndrome::Ack(_) => {
-                        window.acknowledge(psn);
+                        window.handle_ack(psn);
                     }
                     Syndrome::RnrNak(timer) => return self.not_ready(requester, psn, timer, round),
                     Syndrome::Nak(code) => {
-                        window.acknowledge(psn.minus(1));
+                        window.handle_ack(psn.minus(1));
                         failure = nak_status(code);
-                        window.go_back_once();
+                        window.handle_nak();
                     }
                     Syndrome::Reserved(_) => {}
                 }
@@ -347,12 +347,12 @@ impl Sender<'_> {
                     return self.offered(requester, packet, round);
                 }
                 self.hca.stats.add(Counter::SelectiveAcksReceived, 1);
-                window.hold(psn, sack);
+                window.handle_sack(psn, sack);
             }
-            operation => match window.respond(psn) {
+            operation => match window.handle_response(psn) {
                 Response::Missing(wqe, index) => {
                     match self.take_response(wqe, index, mtu, operation, packet, round) {
-                        Ok(()) => window.take(psn),
+                        Ok(()) => window.accept_response(psn),
                         Err(status) if window.is_of_oldest(psn) => failure = Some(status),
                         // It comes again when its work request is the oldest, which then fails.
                         Err(_) => {}
@@ -364,9 +364,9 @@ impl Sender<'_> {
             },
         }
         // Only progress renews the retries: a peer that answers and does nothing must not be asked for ever.
-        if window.take_news() {
-            (window.deadline, window.probe_at) = (None, None);
-            window.probe.done(window.done(), self.hca.clock().now());
+        if window.take_progress() {
+            (window.timeout_at, window.probe_at) = (None, None);
+            window.probe.done(window.acked(), self.hca.clock().now());
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
         }
@@ -380,7 +380,7 @@ impl Sender<'_> {
     /// Follows a responder that knows selective acknowledgements. If it asks, it is told that this requester does, too.
     fn offered(&self, requester: &mut Requester, packet: &Packet<'_>, round: &mut Round) {
         let Requester { window: Some(window), attr, source, .. } = requester else { return };
-        if window.learn() {
+        if window.handle_sack_offer() {
             // The probe that has waited for it.
             window.probe_at = Some(self.hca.clock().now());
         }
@@ -427,21 +427,21 @@ impl Sender<'_> {
     /// Waits for the RNR timer, as the peer has no receive for the packet of this PSN.
     fn not_ready(&self, requester: &mut Requester, psn: Psn, timer: RnrTimer, round: &mut Round) {
         let Requester { window: Some(window), attr, .. } = requester else { return };
-        window.acknowledge(psn.minus(1));
-        if window.take_news() {
+        window.handle_ack(psn.minus(1));
+        if window.take_progress() {
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
         }
         window.go_back();
         let now = self.hca.clock().now();
-        if window.pause.is_some_and(|until| now < until) {
+        if window.rnr_until.is_some_and(|until| now < until) {
             return;
         }
-        window.pause = Some(now + timer.delay().max(Duration::from_nanos(1)));
-        (window.deadline, window.probe_at) = (None, None);
+        window.rnr_until = Some(now + timer.delay().max(Duration::from_nanos(1)));
+        (window.timeout_at, window.probe_at) = (None, None);
         // The peer has done what is in front, and the response to that is lost: this is one more try for the
         // response, and no try for a receive.
-        let is_response_lost = window.oldest() != psn;
+        let is_response_lost = window.snd_una() != psn;
         self.hca.stats.add(Counter::RnrWaits, 1);
         self.complete_done(requester, round);
         let (left, status) = if is_response_lost {
@@ -503,7 +503,7 @@ pub(crate) fn arrive(
     }
     check_peer(&packet.headers, &requester.source, &requester.attr.ah_attr.grh.dgid)?;
     let window = requester.window.as_ref();
-    if !window.is_some_and(|window| window.is_under_way(packet.headers.bth.psn)) {
+    if !window.is_some_and(|window| window.is_in_flight(packet.headers.bth.psn)) {
         return Err(Counter::UnexpectedAnswers);
     }
     let Requester { window, attr, source, .. } = &mut *requester;
