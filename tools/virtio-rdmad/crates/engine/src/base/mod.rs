@@ -27,3 +27,4 @@ pub(crate) mod tenure;
 pub(crate) mod timers;
 pub(crate) mod traffic_class;
 pub(crate) mod visit;
+pub(crate) mod wc_status;

@@ -9,7 +9,6 @@
 
 use std::sync::{Arc, RwLock};
 
-use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR};
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
@@ -23,14 +22,15 @@ use crate::base::budget::{cost, Budget};
 use crate::base::features::Features;
 use crate::base::limits::MAX_FAST_REG_PAGES;
 use crate::base::sync::{read, write};
+use crate::base::wc_status::WcStatus;
 
 /// Why a registration or a binding is refused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     /// What is wrong, for the log.
     pub why: &'static str,
-    /// `enum virtio_rdma_wc_status` of the work request.
-    pub status: u32,
+    /// Status of the work request.
+    pub status: WcStatus,
 }
 
 /// The QP whose work request asks for something.
@@ -55,9 +55,9 @@ pub(crate) fn reg_mr(
     let refuse = |why, status| Err(Refusal { why, status });
     // The addresses of the pages are any of the guest's.
     if !asker.privileged {
-        return refuse("REG_MR in a QP of a program", VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        return refuse("REG_MR in a QP of a program", WcStatus::LocalQpOperation);
     }
-    let operation_error = VIRTIO_RDMA_WC_MW_BIND_ERR;
+    let operation_error = WcStatus::MwBind;
     let keys = read(table);
     let Some(region) = keys.fast_reg(request.key).filter(|r| r.pdn == asker.pdn) else {
         return refuse("REG_MR of a key that its PD does not have", operation_error);
@@ -80,7 +80,7 @@ pub(crate) fn reg_mr(
     drop(keys);
     budget.work(2 * cost::PAGE * u64::from(request.npages));
     let Some(pages) = read_page_list(&memory, request, page_size) else {
-        return refuse("REG_MR of pages that are none", VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        return refuse("REG_MR of pages that are none", WcStatus::LocalProtection);
     };
     let attributes = Attributes {
         key: request.key,
@@ -95,7 +95,7 @@ pub(crate) fn reg_mr(
         )),
     };
     let Ok(mr) = Mr::new(&memory, attributes.clone(), max_pages) else {
-        return refuse("REG_MR of pages that are not memory", VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        return refuse("REG_MR of pages that are not memory", WcStatus::LocalProtection);
     };
     write(table).set_valid(attributes, Arc::new(mr.revocable()));
     Ok(())
@@ -133,7 +133,7 @@ pub(crate) fn bind_mw(
 ) -> Result<Option<Arc<Mr>>, Refusal> {
     write(table)
         .bind(asker.slot, asker.pdn, features.has_flush(), bind)
-        .map_err(|why| Refusal { why, status: VIRTIO_RDMA_WC_MW_BIND_ERR })
+        .map_err(|why| Refusal { why, status: WcStatus::MwBind })
 }
 
 /// Ends the access that a key gives, unless a copy by it is under way. Then it returns what is copied by, and is to be

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use abi::{
     virtio_rdma_cqe, virtio_rdma_ring_cqe, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION,
-    VIRTIO_RDMA_NOTIFY_SOLICITED, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_NOTIFY_SOLICITED,
 };
 use memory::{GuestMemory, Pages};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use crate::base::counters::{Counter, Stats};
 use crate::base::host::Clock;
 use crate::base::image::{require, Wrong};
 use crate::base::limits::Limits;
+use crate::base::wc_status::WcStatus;
 
 /// A completion, in the form that says most.
 pub(crate) type Cqe = virtio_rdma_ring_cqe;
@@ -221,7 +222,7 @@ impl Cq {
         if !self.live || self.error {
             return Ok(());
         }
-        let wakes = solicited || u32::from(cqe.status) != VIRTIO_RDMA_WC_SUCCESS;
+        let wakes = solicited || cqe.status != WcStatus::Success.to_abi();
         let result = match &mut self.queue {
             CqQueue::Ring(ring) => ring.place(cqe, wakes).map_err(|why| match why {
                 NotPlaced::Overflow => (Counter::CqOverflows, OVERFLOW.into()),

@@ -10,13 +10,13 @@ use abi::{
     VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
     VIRTIO_RDMA_WC_ATOMIC_WRITE, VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP,
     VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ,
-    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
-    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
-    VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW, VIRTIO_RDMA_WR_FLUSH,
-    VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
-    VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
-    VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
+    VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV,
+    VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP,
+    VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW,
+    VIRTIO_RDMA_WR_FLUSH, VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ,
+    VIRTIO_RDMA_WR_RDMA_READ_WITH_INV, VIRTIO_RDMA_WR_RDMA_WRITE,
+    VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR, VIRTIO_RDMA_WR_SEND,
+    VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
 };
 use ring::Chain;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,6 +27,7 @@ use super::request::{Operation, Request};
 use crate::base::image::{abi_bytes, require, Wrong};
 use crate::base::limits::{MAX_INLINE, MAX_MSG_SIZE, MAX_SGE};
 use crate::base::qp_type::QpType;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::Atomic;
 use crate::memory::fast_reg::Registration;
 use crate::memory::flush::Flush;
@@ -166,8 +167,8 @@ pub(crate) struct Malformed {
     pub wr_id: u64,
     /// `enum virtio_rdma_wc_opcode` for its CQE.
     pub wc_opcode: u8,
-    /// `enum virtio_rdma_wc_status` for its CQE.
-    pub status: u32,
+    /// Status of its CQE.
+    pub status: WcStatus,
     /// What is wrong, for the log.
     pub why: &'static str,
 }
@@ -289,7 +290,7 @@ impl SendWqe {
             index: 0,
             wr_id: 0,
             wc_opcode: 0,
-            status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+            status: WcStatus::LocalQpOperation,
             why: "a send work request that cannot be read",
         })?;
         Self::parse(&bytes[..count], kind, max_sge)
@@ -316,7 +317,7 @@ impl SendWqe {
         self.wc_opcode = wc_opcode(opcode);
         let (wr_id, wc_opcode) = (self.wr_id, self.wc_opcode);
         let refuse = |status, why| Err(Malformed { index, wr_id, wc_opcode, status, why });
-        let operation_error = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        let operation_error = WcStatus::LocalQpOperation;
         if read.is_err() {
             return refuse(operation_error, "a send work request that cannot be read");
         }
@@ -357,7 +358,7 @@ impl SendWqe {
             }
             self.request.total = self.sges.total();
             if self.request.total > MAX_MSG_SIZE.into() {
-                return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "a message longer than the largest");
+                return refuse(WcStatus::LocalLength, "a message longer than the largest");
             }
         }
         (self.request.remote_addr, self.request.rkey) = (common.remote_addr, common.rkey);
@@ -391,7 +392,7 @@ impl SendWqe {
             return refuse(operation_error, "data where there may be none");
         }
         if self.request.operation.is_of_a_word() && self.request.total != 8 {
-            return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
+            return refuse(WcStatus::LocalLength, "an atomic on other than 8 bytes");
         }
         match config.kind {
             QpType::Rc | QpType::Uc | QpType::XrcTgt => {}
@@ -411,14 +412,14 @@ impl SendWqe {
     pub fn parse(bytes: &[u8], kind: QpType, max_sge: usize) -> Result<Self, Malformed> {
         let Ok((header, rest)) = virtio_rdma_sq_wqe::read_from_prefix(bytes) else {
             let why = "a send work request is shorter than its header";
-            let status = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+            let status = WcStatus::LocalQpOperation;
             return Err(Malformed { index: 0, wr_id: 0, wc_opcode: 0, status, why });
         };
         let opcode = header.opcode;
         let wc_opcode = wc_opcode(opcode);
         let wr_id = header.wr_id;
         let refuse = |status, why| Err(Malformed { index: 0, wr_id, wc_opcode, status, why });
-        let operation_error = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        let operation_error = WcStatus::LocalQpOperation;
         if !allows(kind, opcode) || needs_rings(opcode) {
             return refuse(operation_error, "a send opcode that the QP does not do");
         }
@@ -435,7 +436,7 @@ impl SendWqe {
         let sges = SgeList::parse(rest, count);
         let total = sges.total();
         if total > MAX_MSG_SIZE.into() {
-            return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "a message longer than the largest");
+            return refuse(WcStatus::LocalLength, "a message longer than the largest");
         }
         let mut wqe = Self {
             wr_id: header.wr_id,
@@ -455,7 +456,7 @@ impl SendWqe {
             wqe.request.immediate = Some(header.ex);
         }
         if !wqe.set_remote(opcode, header.wr.as_bytes()) {
-            return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
+            return refuse(WcStatus::LocalLength, "an atomic on other than 8 bytes");
         }
         if wqe.request.operation.is_local() && count != 0 {
             return refuse(operation_error, "data where there may be none");
@@ -584,7 +585,7 @@ pub(crate) struct ReceiveWqe {
 /// Returns what is wrong with a receive work request.
 fn malformed_receive(index: u32, wr_id: u64, why: &'static str) -> Malformed {
     let wc_opcode = VIRTIO_RDMA_WC_RECV as u8;
-    Malformed { index, wr_id, wc_opcode, status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR, why }
+    Malformed { index, wr_id, wc_opcode, status: WcStatus::LocalQpOperation, why }
 }
 
 impl ReceiveWqe {
@@ -662,7 +663,7 @@ mod tests {
         bytes
     }
 
-    fn status(bytes: &[u8], kind: QpType) -> Option<u32> {
+    fn status(bytes: &[u8], kind: QpType) -> Option<WcStatus> {
         SendWqe::parse(bytes, kind, 4).map(|_| ()).map_err(|e| e.status).err()
     }
 
@@ -670,8 +671,8 @@ mod tests {
     fn malformed_requests_are_told_apart() {
         let sge = |length| virtio_rdma_sge { addr: 0, length, lkey: 0 };
         let rc = QpType::Rc;
-        let operation = Some(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
-        let length = Some(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+        let operation = Some(WcStatus::LocalQpOperation);
+        let length = Some(WcStatus::LocalLength);
         let send = VIRTIO_RDMA_WR_SEND;
         assert_eq!(status(&bytes(1, send, 0, &[sge(1)]), rc), None);
         assert_eq!(status(&bytes(1, send, 0, &[]), rc), operation);

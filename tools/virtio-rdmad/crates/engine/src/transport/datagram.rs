@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_GRH,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_WITH_VLAN,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_WITH_VLAN,
 };
 
 use super::batch::{CompletionBatch, Traffic};
@@ -19,6 +19,7 @@ use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Data, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
@@ -182,7 +183,7 @@ impl Datagram<'_> {
         }
         cache.begin(&**to.hca);
         if self.write(to, cache).is_err() {
-            to.fail_receive(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            to.fail_receive(WcStatus::LocalProtection);
             return Err(Counter::DropRefused);
         }
         let received = Received {

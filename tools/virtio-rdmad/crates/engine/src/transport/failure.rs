@@ -2,40 +2,14 @@
 
 //! Failures: what an error does to a QP or an SRQ, and to those that use what has failed.
 
-use abi::{
-    VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR, VIRTIO_RDMA_WC_LOC_ACCESS_ERR,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
-    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
-};
+use abi::{VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR};
 
 use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
-use crate::base::counters::{Counter, Stats};
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
 use crate::queue::users::User;
-
-/// Counts a CQE with an error, `status` of `enum virtio_rdma_wc_status`.
-pub(crate) fn count(stats: &Stats, status: u32) {
-    let counter = match status {
-        VIRTIO_RDMA_WC_LOC_LEN_ERR => Counter::LocalLength,
-        VIRTIO_RDMA_WC_LOC_QP_OP_ERR => Counter::LocalQpOperation,
-        VIRTIO_RDMA_WC_LOC_PROT_ERR => Counter::LocalProtection,
-        VIRTIO_RDMA_WC_LOC_ACCESS_ERR => Counter::LocalAccess,
-        VIRTIO_RDMA_WC_WR_FLUSH_ERR => Counter::Flushed,
-        VIRTIO_RDMA_WC_MW_BIND_ERR => Counter::MemoryManagement,
-        VIRTIO_RDMA_WC_REM_INV_REQ_ERR => Counter::RemoteInvalidRequest,
-        VIRTIO_RDMA_WC_REM_ACCESS_ERR => Counter::RemoteAccess,
-        VIRTIO_RDMA_WC_REM_OP_ERR => Counter::RemoteOperation,
-        VIRTIO_RDMA_WC_RETRY_EXC_ERR => Counter::RetryExceeded,
-        VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR => Counter::RnrRetryExceeded,
-        _ => return,
-    };
-    stats.add(counter, 1);
-}
 
 /// Moves the QP in place `slot`, whose responder is locked, into ERR, raises this event if there is
 /// one, and has the guest's own thread flush both queues.

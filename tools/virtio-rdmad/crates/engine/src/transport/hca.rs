@@ -32,6 +32,7 @@ use crate::base::sync::lock;
 use crate::base::table::Table;
 use crate::base::timers::Timers;
 use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
+use crate::base::wc_status::WcStatus;
 use crate::memory::key_table::KeyTable;
 use crate::qp::halves;
 use crate::qp::state::QpState;
@@ -410,8 +411,8 @@ impl Hca {
 
     /// Tells the process that a work request of a QP has ended with an error.
     #[cold]
-    pub fn note_error(&self, qpn: u32, status: u32) {
-        self.wake.note(Incident::Send { qpn, status });
+    pub fn note_error(&self, qpn: u32, status: WcStatus) {
+        self.wake.note(Incident::Send { qpn, status: status.to_abi().into() });
     }
 
     /// Places CQEs in a CQ, under one lock, each with whether it is solicited.

@@ -3,6 +3,7 @@
 //! Messages, as the requester hands them to the responder, chunk by chunk, and its answers.
 
 use crate::base::counters::Counter;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::Data;
 use crate::qp::mtu::packets;
 use crate::queue::request::Request;
@@ -62,8 +63,8 @@ pub(crate) enum Nak {
     Silence,
     /// There is no other end, or it is not connected to this QP or not ready to receive.
     Unreachable,
-    /// The work request ends with this `enum virtio_rdma_wc_status` at the requester.
-    Failed(u32),
+    /// The work request ends with this status at the requester.
+    Failed(WcStatus),
 }
 
 impl Nak {

@@ -5,18 +5,19 @@
 use std::sync::Arc;
 
 use abi::{
-    VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_WC_WITH_IMM,
+    VIRTIO_RDMA_WC_WITH_INVALIDATE,
 };
 use zerocopy::FromZeros;
 
 use super::batch::CompletionBatch;
-use super::failure::{self, fail_responder, fail_srq};
+use super::failure::{fail_responder, fail_srq};
 use super::hca::{Hca, Responder};
 use super::srq;
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::wc_status::WcStatus;
 use crate::qp::config::QpConfig;
 use crate::queue::cq::Cqe;
 use crate::queue::srq::Wait;
@@ -157,7 +158,7 @@ impl Receiver<'_> {
         let mut cqe = Cqe::new_zeroed();
         cqe.wr_id = self.responder.receive.wr_id;
         cqe.wqe_index = self.responder.receive.index;
-        cqe.status = VIRTIO_RDMA_WC_SUCCESS as u8;
+        cqe.status = WcStatus::Success.to_abi();
         cqe.opcode = received.opcode as u8;
         cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
         cqe.qp_num = self.qpn();
@@ -176,21 +177,21 @@ impl Receiver<'_> {
     }
 
     /// Completes a receive with an error.
-    fn complete_with_error(&mut self, failed: Flushed, status: u32) {
+    fn complete_with_error(&mut self, failed: Flushed, status: WcStatus) {
         let Some(config) = self.responder.config else { return };
         let mut cqe = Cqe::new_zeroed();
         cqe.wr_id = failed.wr_id;
         cqe.wqe_index = failed.index;
-        cqe.status = status as u8;
+        cqe.status = status.to_abi();
         cqe.opcode = failed.wc_opcode;
         cqe.qp_num = self.qpn();
         cqe.srqn = config.named_srqn();
-        failure::count(&self.hca.stats, status);
+        status.count(&self.hca.stats);
         self.batch.complete_receive(self.hca, config.recv_cq, cqe, false);
     }
 
     /// Completes the receive that was taken with this error, and fails the QP with it.
-    pub fn fail_receive(&mut self, status: u32) {
+    pub fn fail_receive(&mut self, status: WcStatus) {
         self.responder.has_receive = false;
         self.complete_with_error(self.responder.receive.failed(), status);
         self.fail(None);
@@ -203,7 +204,7 @@ impl Receiver<'_> {
 
     /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
     pub(super) fn flush(&mut self, budget: &mut Budget) -> bool {
-        let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+        let status = WcStatus::Flushed;
         self.responder.rouse();
         if std::mem::take(&mut self.responder.has_receive) {
             self.complete_with_error(self.responder.receive.failed(), status);

@@ -10,9 +10,6 @@ use std::sync::Arc;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use reliability::MOST_PACKETS_OF_MESSAGE;
 
@@ -33,6 +30,7 @@ use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::base::visit::Visit;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{Data, View};
 use crate::memory::management::{bind_mw, reg_mr, Asker};
 use crate::memory::mr::Claim;
@@ -189,7 +187,7 @@ impl Sender<'_> {
         }
         if !offers(&self.hca.features, requester.wqe.request.operation) {
             round.budget.spend(0);
-            return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+            return Step::End(WcStatus::LocalQpOperation);
         }
         if requester.wqe.request.operation.is_local() {
             if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
@@ -233,7 +231,7 @@ impl Sender<'_> {
             Err(Nak::NotReady(timer)) => {
                 match rnr::not_ready(self.hca, self.slot, requester, timer) {
                     Retry::Later => Step::Wait,
-                    Retry::Exceeded => Step::End(VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR),
+                    Retry::Exceeded => Step::End(WcStatus::RnrRetryExceeded),
                 }
             }
             Err(Nak::Failed(status)) => Step::End(status),
@@ -300,10 +298,10 @@ impl Sender<'_> {
 
     /// Checks a work request before it is sent in packets: how many they are, and the local side. Fails
     /// with the status that the work request ends with.
-    fn check_on_wire(&self, requester: &Requester, round: &mut Round) -> Result<(), u32> {
+    fn check_on_wire(&self, requester: &Requester, round: &mut Round) -> Result<(), WcStatus> {
         let total = requester.wqe.request.total;
         if packets(total, requester.attr.path_mtu) > MOST_PACKETS_OF_MESSAGE {
-            return Err(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+            return Err(WcStatus::LocalLength);
         }
         self.map_local(requester, total, &mut round.local, &mut Mappings::new())
     }
@@ -316,16 +314,16 @@ impl Sender<'_> {
         requester: &Requester,
         round: &mut Round,
         local: &mut Mappings,
-    ) -> Result<u64, u32> {
+    ) -> Result<u64, WcStatus> {
         let len = (requester.wqe.request.total - requester.done).min(CHUNK);
         round.budget.spend(len);
         self.map_local(requester, len, &mut round.local, local)?;
         Ok(len)
     }
 
-    /// Does a work request that concerns no peer, and returns its `enum virtio_rdma_wc_status`. `None`: a copy by the
+    /// Does a work request that concerns no peer, and returns its status. `None`: a copy by the
     /// key that it ends is under way.
-    fn manage_memory(&self, wqe: &SendWqe, round: &mut Round) -> Option<u32> {
+    fn manage_memory(&self, wqe: &SendWqe, round: &mut Round) -> Option<WcStatus> {
         let Hca { keys, features, stats, .. } = &**self.hca;
         let &QpConfig { pdn, privileged, .. } = self.config;
         let asker = Asker { slot: self.slot, pdn, privileged };
@@ -341,10 +339,10 @@ impl Sender<'_> {
                 in_use.map(|_| ())
             }
             Operation::LocalInv => return self.invalidate_local(wqe).ok(),
-            _ => return Some(VIRTIO_RDMA_WC_LOC_QP_OP_ERR),
+            _ => return Some(WcStatus::LocalQpOperation),
         };
         Some(match done {
-            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+            Ok(()) => WcStatus::Success,
             Err(refusal) => {
                 stats.guest_error(Counter::BadRegistration, refusal.why);
                 refusal.status
@@ -361,12 +359,12 @@ impl Sender<'_> {
         len: u64,
         cache: &mut MrCache,
         local: &mut Mappings,
-    ) -> Result<(), u32> {
+    ) -> Result<(), WcStatus> {
         let wqe = &requester.wqe;
         let fetches = matches!(wqe.request.operation, Operation::Read | Operation::Atomic(_));
         let is_answered = fetches || wqe.request.operation == Operation::AtomicWrite;
         if is_answered && requester.attr.max_rd_atomic == 0 {
-            return Err(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+            return Err(WcStatus::LocalQpOperation);
         }
         if wqe.is_inline {
             return Ok(());
@@ -377,7 +375,7 @@ impl Sender<'_> {
         let mut map = |bytes| {
             cache
                 .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, bytes, local)
-                .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
+                .map_err(|_| WcStatus::LocalProtection)
         };
         if requester.done == 0 && len < wqe.request.total {
             map(0..wqe.request.total)?;
@@ -486,9 +484,9 @@ impl Sender<'_> {
                 Ok(status) => status,
                 Err(_) => return Some(self.leave_invalidation(requester, &mut round.batch)),
             },
-            _ => VIRTIO_RDMA_WC_SUCCESS,
+            _ => WcStatus::Success,
         };
-        if status != VIRTIO_RDMA_WC_SUCCESS {
+        if status != WcStatus::Success {
             return Some(Step::End(status));
         }
         self.finish(requester, status, &mut round.batch);
@@ -511,7 +509,7 @@ impl Sender<'_> {
         if let Some(counter) = nak.drop_counter() {
             self.hca.stats.add(counter, 1);
         }
-        Step::End(VIRTIO_RDMA_WC_SUCCESS)
+        Step::End(WcStatus::Success)
     }
 
     /// Waits for a peer that is gone, or not there yet, and tries again later, as often as the
@@ -534,7 +532,7 @@ impl Sender<'_> {
                 }
                 Some(_) if requester.peer.as_ref().is_some_and(|peer| peer.device.is_frozen()) => {}
                 Some(_) if requester.retry_left == 0 => {
-                    return Step::End(VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+                    return Step::End(WcStatus::RetryExceeded);
                 }
                 Some(_) => requester.retry_left -= 1,
             }
@@ -548,7 +546,7 @@ impl Sender<'_> {
 
     /// Completes posted sends with WR_FLUSH_ERR.
     fn flush(&self, requester: &mut Requester, round: &mut Round) -> Visit {
-        let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+        let status = WcStatus::Flushed;
         let mut found = false;
         while let Some(wqe) = requester.window.as_mut().and_then(|window| window.pop()) {
             found = true;

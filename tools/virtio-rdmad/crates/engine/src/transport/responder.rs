@@ -10,10 +10,8 @@ use std::sync::Arc;
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
-    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_WC_LOC_ACCESS_ERR,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV,
-    VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
-    VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
+    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_WC_RECV,
+    VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM,
 };
 use zerocopy::IntoBytes;
 
@@ -22,6 +20,7 @@ use super::message::{Message, Nak, PSN_MASK};
 use super::receive::{NoReceive, Received, Receiver};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, Data, Side, View};
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::flush::{flush, Flush};
@@ -39,6 +38,21 @@ enum Refusal {
     Operation,
     /// The key does not give this access to this range.
     Memory,
+}
+
+/// The statuses of the work requests of both ends, if a message fails that has taken its receive.
+#[derive(Clone, Copy)]
+struct BothStatuses {
+    /// That of the receive, at the responder.
+    receive: WcStatus,
+    /// That of the send work request, at the requester.
+    send: WcStatus,
+}
+
+impl BothStatuses {
+    /// The message is longer than its receive.
+    const TOO_LONG: Self =
+        Self { receive: WcStatus::LocalLength, send: WcStatus::RemoteInvalidRequest };
 }
 
 /// A chunk of a message at the QP that it arrives at.
@@ -98,17 +112,16 @@ impl Arrival<'_, '_> {
         }
         self.take_receive()?;
         if message.request.total > self.to.responder.receive.sges.total() {
-            let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
-            return Err(self.receive_failed(statuses));
+            return Err(self.receive_failed(BothStatuses::TOO_LONG));
         }
         if self.scatter().is_err() {
-            self.to.fail_receive(VIRTIO_RDMA_WC_LOC_PROT_ERR);
-            return Err(Nak::Failed(VIRTIO_RDMA_WC_REM_OP_ERR));
+            self.to.fail_receive(WcStatus::LocalProtection);
+            return Err(Nak::Failed(WcStatus::RemoteOperation));
         }
         if message.is_last() {
             if message.request.invalidate.is_some() && !self.to.hca.features.has_invalidation() {
-                let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
-                return Err(self.receive_failed((status, status)));
+                let status = WcStatus::RemoteInvalidRequest;
+                return Err(self.receive_failed(BothStatuses { receive: status, send: status }));
             }
             loop {
                 match self.invalidate_remote() {
@@ -117,7 +130,7 @@ impl Arrival<'_, '_> {
                     Ok(Some(in_use)) => in_use.revoke(),
                     Err(()) => {
                         // An error of class J (IBA 9.9.3.1), which no NAK tells of.
-                        self.to.fail_receive(VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+                        self.to.fail_receive(WcStatus::RemoteInvalidRequest);
                         return Err(Nak::Silence);
                     }
                 }
@@ -197,12 +210,12 @@ impl Arrival<'_, '_> {
             .map_remote(VIRTIO_RDMA_ACCESS_REMOTE_READ)
             .map_err(|refusal| self.refuse(refusal))?;
         let Data::Mapped(local) = message.local else {
-            return Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR));
+            return Err(Nak::Failed(WcStatus::LocalProtection));
         };
         let source = View { cache: self.cache, mappings: source.as_slice() };
         copy::copy(source, local, message.request.total).map_err(|side| match side {
             Side::Source => self.access_failed(),
-            Side::Target => Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+            Side::Target => Nak::Failed(WcStatus::LocalProtection),
         })?;
         advance_psn(self.to.responder, message);
         Ok(())
@@ -212,7 +225,7 @@ impl Arrival<'_, '_> {
         let before = self.do_atomic(atomic)?;
         match self.message.local {
             Data::Mapped(local) if copy::write(local, before.as_bytes()).is_ok() => Ok(()),
-            _ => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR)),
+            _ => Err(Nak::Failed(WcStatus::LocalProtection)),
         }
     }
 
@@ -265,7 +278,7 @@ impl Arrival<'_, '_> {
             Data::Inline(bytes) => bytes.try_into().ok(),
         };
         let Some(value) = value.map(u64::from_ne_bytes) else {
-            return Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR));
+            return Err(Nak::Failed(WcStatus::LocalProtection));
         };
         // As for the other atomics, an address is aligned in memory as well.
         if copy::store(self.cache, &target, value).is_err() {
@@ -324,27 +337,27 @@ impl Arrival<'_, '_> {
         let waits = self.to.is_reliable() && !self.message.asks_again;
         self.to.take_receive(waits).map_err(|why| match why {
             NoReceive::Empty => Nak::NotReady(self.to.responder.attr.min_rnr_timer),
-            NoReceive::Malformed => Nak::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
+            NoReceive::Malformed => Nak::Failed(WcStatus::RemoteOperation),
         })
     }
 
-    /// Fails the receive of this message with the first status, and the QP with
-    /// it; the requester is told the second. On an unreliable connection the
+    /// Fails the receive of this message, and the QP with it, and tells the requester. On an unreliable connection the
     /// message is dropped instead, and the receive waits for the next.
-    fn receive_failed(&mut self, (local, remote): (u32, u32)) -> Nak {
+    fn receive_failed(&mut self, statuses: BothStatuses) -> Nak {
         if self.to.is_reliable() {
-            self.to.fail_receive(local);
+            self.to.fail_receive(statuses.receive);
         } else {
             self.to.hca.stats.add(Counter::DropRefused, 1);
         }
-        Nak::Failed(remote)
+        Nak::Failed(statuses.send)
     }
 
     /// Refuses the key or the range of a write that has taken its receive: the completion of that
     /// tells of it, and no event (IBA 11.6.2, Local Access Error).
     fn write_failed(&mut self) -> Nak {
         self.to.hca.stats.add(Counter::AccessViolations, 1);
-        self.receive_failed((VIRTIO_RDMA_WC_LOC_ACCESS_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR))
+        let (receive, send) = (WcStatus::LocalAccess, WcStatus::RemoteAccess);
+        self.receive_failed(BothStatuses { receive, send })
     }
 
     /// Refuses a message whose packets would not have the size that the responder expects (IBA
@@ -357,11 +370,10 @@ impl Arrival<'_, '_> {
     #[cold]
     fn refuse_packets(&mut self) -> Result<(), Nak> {
         match self.message.request.operation {
-            Operation::Read => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_LEN_ERR)),
+            Operation::Read => Err(Nak::Failed(WcStatus::LocalLength)),
             Operation::Send => {
                 self.take_receive()?;
-                let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
-                Err(self.receive_failed(statuses))
+                Err(self.receive_failed(BothStatuses::TOO_LONG))
             }
             _ => Err(self.request_failed()),
         }
@@ -378,13 +390,13 @@ impl Arrival<'_, '_> {
     fn access_failed(&mut self) -> Nak {
         self.to.hca.stats.add(Counter::AccessViolations, 1);
         self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_ACCESS_ERR);
-        Nak::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR)
+        Nak::Failed(WcStatus::RemoteAccess)
     }
 
     /// Refuses what the responder does not do.
     pub fn request_failed(&mut self) -> Nak {
         self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_REQ_ERR);
-        Nak::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
+        Nak::Failed(WcStatus::RemoteInvalidRequest)
     }
 
     /// Ends a reliable connection with this event, because of a request that the responder refuses;

@@ -5,15 +5,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use abi::{VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_SUCCESS};
 use zerocopy::FromZeros;
 
 use super::batch::{CompletionBatch, Traffic};
-use super::failure::{self, fail_requester};
+use super::failure::fail_requester;
 use super::hca::{Hca, Qp, Requester};
 use super::message::PSN_MASK;
 use super::round::Round;
 use crate::base::counters::Counter;
+use crate::base::wc_status::WcStatus;
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::management::invalidate;
 use crate::memory::mr::Mr;
@@ -36,8 +36,8 @@ pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
 pub(super) enum Step {
     /// Something was done, and something may follow.
     Partial,
-    /// The work request ends with this `enum virtio_rdma_wc_status`.
-    End(u32),
+    /// The work request ends with this status.
+    End(WcStatus),
     /// The work request waits.
     Wait,
     /// The work request waits for another thread, which does not tell when it is done.
@@ -64,30 +64,30 @@ impl Sender<'_> {
         u32::from(self.slot) + 1
     }
 
-    /// Invalidates the key that a work request names for this side, if it does; returns the
-    /// `enum virtio_rdma_wc_status`. `Err`: a copy by this key is under way, and the work request does not end before it.
-    pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<u32, Arc<Mr>> {
-        let Some(key) = wqe.request.invalidate else { return Ok(VIRTIO_RDMA_WC_SUCCESS) };
+    /// Invalidates the key that a work request names for this side, if the work request names a key. Returns the status of
+    /// the work request. `Err`: a copy by this key is under way, and the work request does not end before it.
+    pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<WcStatus, Arc<Mr>> {
+        let Some(key) = wqe.request.invalidate else { return Ok(WcStatus::Success) };
         let hca = self.hca;
         if !hca.features.has_invalidation() {
-            return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+            return Ok(WcStatus::LocalQpOperation);
         }
         let (pdn, by) = (self.config.pdn, Invalidator::Local);
         match invalidate(&hca.keys, Invalidation { key, pdn, qp: self.slot, by }) {
-            Ok(None) => Ok(VIRTIO_RDMA_WC_SUCCESS),
+            Ok(None) => Ok(WcStatus::Success),
             Ok(Some(in_use)) => Err(in_use),
             Err(why) => {
                 hca.stats.guest_error(
                     Counter::BadRegistration,
                     format_args!("a local invalidation ended in {why:?}"),
                 );
-                Ok(VIRTIO_RDMA_WC_MW_BIND_ERR)
+                Ok(WcStatus::MwBind)
             }
         }
     }
 
     /// Invalidates the key as [`Self::invalidate_local`] does, and waits for a copy by it.
-    fn invalidate_now(&self, wqe: &SendWqe) -> u32 {
+    fn invalidate_now(&self, wqe: &SendWqe) -> WcStatus {
         loop {
             match self.invalidate_local(wqe) {
                 Ok(status) => return status,
@@ -119,13 +119,13 @@ impl Sender<'_> {
     /// Ends the work request under way (or one that was malformed): its CQE, and
     /// what an error does to the QP.
     #[inline]
-    pub fn finish(&self, requester: &mut Requester, status: u32, batch: &mut CompletionBatch) {
+    pub fn finish(&self, requester: &mut Requester, status: WcStatus, batch: &mut CompletionBatch) {
         let config = self.config;
         requester.active = false;
         self.stop_waiting(requester);
         let wqe = &requester.wqe;
         let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
-        if status != VIRTIO_RDMA_WC_SUCCESS {
+        if status != WcStatus::Success {
             let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
             fail_requester(self.hca, self.slot, next);
             self.hca.note_error(self.qpn(), status);
@@ -168,15 +168,15 @@ impl Sender<'_> {
 
     /// Completes a work request.
     #[inline]
-    pub fn complete(&self, done: Flushed, status: u32, len: u64, batch: &mut CompletionBatch) {
+    pub fn complete(&self, done: Flushed, status: WcStatus, len: u64, batch: &mut CompletionBatch) {
         let mut cqe = Cqe::new_zeroed();
         cqe.wr_id = done.wr_id;
-        cqe.status = status as u8;
+        cqe.status = status.to_abi();
         cqe.opcode = done.wc_opcode;
         cqe.wqe_index = done.index;
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
         cqe.qp_num = self.qpn();
-        failure::count(&self.hca.stats, status);
+        status.count(&self.hca.stats);
         batch.complete_send(self.hca, self.config.send_cq, cqe);
     }
 
@@ -184,7 +184,7 @@ impl Sender<'_> {
     pub fn finish_on_wire(&self, requester: &mut Requester, round: &mut Round) {
         let status = match requester.wqe.request.operation {
             Operation::Read => self.invalidate_now(&requester.wqe),
-            _ => VIRTIO_RDMA_WC_SUCCESS,
+            _ => WcStatus::Success,
         };
         let psn = requester.attr.sq_psn;
         self.finish(requester, status, &mut round.batch);

@@ -5,10 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use abi::{
-    VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_LOC_LEN_ERR,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
-};
+use abi::{VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT};
 
 use super::batch::Traffic;
 use super::datagram::{count_drop, grh, packet_len, Datagram, Delivery, MTU};
@@ -16,6 +13,7 @@ use super::hca::{Hca, Requester};
 use super::round::Round;
 use super::wire::{self, is_away, is_group_away};
 use crate::base::counters::Counter;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{Data, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::Mappings;
@@ -24,7 +22,7 @@ use crate::qp::config::QpConfig;
 /// The bit of a Q_Key that only privileged senders set themselves.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
+/// Sends the datagram under way, and returns its status. Success
 /// says nothing of its delivery. If it is yet to reach members of a group, by number, fails with these: it is to be
 /// sent once more.
 pub(crate) fn send(
@@ -33,17 +31,17 @@ pub(crate) fn send(
     requester: &Requester,
     config: &QpConfig,
     round: &mut Round,
-) -> Result<u32, Range<u64>> {
+) -> Result<WcStatus, Range<u64>> {
     let wqe = &requester.wqe;
     let av = &wqe.ud.av;
     if wqe.request.total > MTU {
-        return Ok(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+        return Ok(WcStatus::LocalLength);
     }
     if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
-        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        return Ok(WcStatus::LocalQpOperation);
     }
     let Some(source) = hca.gid(av.gid_index.into()) else {
-        return Ok(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        return Ok(WcStatus::LocalQpOperation);
     };
     let Round { local: cache, remote, batch, budget, outbox, .. } = round;
     cache.begin(&**hca);
@@ -52,7 +50,7 @@ pub(crate) fn send(
     let claim = Claim::local(config.pdn, 0);
     let mut mappings = Mappings::new();
     if cache.map_sges(&hca.keys, sges, claim, 0..wqe.request.total, &mut mappings).is_err() {
-        return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        return Ok(WcStatus::LocalProtection);
     }
     let payload = if wqe.is_inline {
         Data::Inline(&wqe.inline)
@@ -85,7 +83,7 @@ pub(crate) fn send(
             if leaves
                 && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
             {
-                return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+                return Ok(WcStatus::LocalProtection);
             }
             if members.is_none() && !leaves {
                 hca.stats.add(Counter::DropUnreachable, 1);
@@ -103,12 +101,12 @@ pub(crate) fn send(
     } else if is_away(hca, &source, &av.dgid) {
         let psn = requester.attr.sq_psn;
         if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
-            return Ok(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            return Ok(WcStatus::LocalProtection);
         }
     } else if let Err(dropped) =
         datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch)
     {
         count_drop(hca, dropped);
     }
-    Ok(VIRTIO_RDMA_WC_SUCCESS)
+    Ok(WcStatus::Success)
 }

@@ -5,11 +5,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use abi::{
-    VIRTIO_RDMA_WC_GENERAL_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
-    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
-};
 use reliability::{Kind, Response, Window};
 use roce::{
     AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
@@ -23,6 +18,7 @@ use super::{congestion, service};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
@@ -136,7 +132,7 @@ impl Sender<'_> {
         }
         window.rnr_until = None;
         let Some(path) = Path::new(hca, self.qpn(), attr, source) else {
-            self.fail_front(requester, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, round);
+            self.fail_front(requester, WcStatus::LocalQpOperation, round);
             return false;
         };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
@@ -160,7 +156,7 @@ impl Sender<'_> {
             let position = if is_whole { position(due.index, count) } else { Position::Only };
             let Some((opcode, mut extended)) = opcode(service, request, position, skip) else {
                 // The peer would refuse it.
-                failure = Some(VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+                failure = Some(WcStatus::RemoteInvalidRequest);
                 break;
             };
             if let (Operation::Read, Some(reth)) = (request.operation, &mut extended.reth) {
@@ -185,7 +181,7 @@ impl Sender<'_> {
             let sent = outbox
                 .send(hca, &headers, len as usize, |place| self.gather(wqe, skip, place, local));
             if sent.is_err() {
-                failure = Some(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+                failure = Some(WcStatus::LocalProtection);
                 break;
             }
             if is_again {
@@ -291,7 +287,7 @@ impl Sender<'_> {
         window.timeout_at = None;
         self.hca.stats.add(Counter::Timeouts, 1);
         if requester.retry_left == 0 {
-            self.fail_front(requester, VIRTIO_RDMA_WC_RETRY_EXC_ERR, round);
+            self.fail_front(requester, WcStatus::RetryExceeded, round);
             return false;
         }
         requester.retry_left -= 1;
@@ -300,7 +296,7 @@ impl Sender<'_> {
     }
 
     /// Ends the oldest work request with an error, and the QP with it.
-    fn fail_front(&self, requester: &mut Requester, status: u32, round: &mut Round) {
+    fn fail_front(&self, requester: &mut Requester, status: WcStatus, round: &mut Round) {
         let Some(window) = &mut requester.window else { return };
         (window.rnr_until, window.paced_until) = (None, None);
         (window.timeout_at, window.probe_at) = (None, None);
@@ -392,7 +388,7 @@ impl Sender<'_> {
         self.set_deadline(requester);
     }
 
-    /// Takes the data of a response; the `enum virtio_rdma_wc_status` if it is wrong.
+    /// Takes the data of a response; the status of the work request if it is wrong.
     fn take_response(
         &self,
         wqe: &SendWqe,
@@ -401,26 +397,26 @@ impl Sender<'_> {
         operation: Op,
         packet: &Packet<'_>,
         round: &mut Round,
-    ) -> Result<(), u32> {
+    ) -> Result<(), WcStatus> {
         let write = |skip, bytes: &[u8], round: &mut Round| {
-            self.scatter(wqe, skip, bytes, round).map_err(|()| VIRTIO_RDMA_WC_LOC_PROT_ERR)
+            self.scatter(wqe, skip, bytes, round).map_err(|()| WcStatus::LocalProtection)
         };
         match (wqe.request.operation, operation) {
             (Operation::Read, Op::ReadResponse) => {
                 let skip = u64::from(index) * mtu;
                 if packet.payload.len() as u64 != (wqe.request.total - skip).min(mtu) {
-                    return Err(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+                    return Err(WcStatus::LocalLength);
                 }
                 write(skip, packet.payload, round)
             }
             (Operation::Atomic(_), Op::AtomicAcknowledge) => {
                 let Some(result) = packet.headers.extended.atomic_ack_eth else {
-                    return Err(VIRTIO_RDMA_WC_GENERAL_ERR);
+                    return Err(WcStatus::General);
                 };
                 write(0, result.original.as_bytes(), round)
             }
             (Operation::AtomicWrite | Operation::Flush(_), Op::ReadResponse) => Ok(()),
-            _ => Err(VIRTIO_RDMA_WC_GENERAL_ERR),
+            _ => Err(WcStatus::General),
         }
     }
 
@@ -445,9 +441,9 @@ impl Sender<'_> {
         self.hca.stats.add(Counter::RnrWaits, 1);
         self.complete_done(requester, round);
         let (left, status) = if is_response_lost {
-            (&mut requester.retry_left, VIRTIO_RDMA_WC_RETRY_EXC_ERR)
+            (&mut requester.retry_left, WcStatus::RetryExceeded)
         } else {
-            (&mut requester.rnr_left, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR)
+            (&mut requester.rnr_left, WcStatus::RnrRetryExceeded)
         };
         if is_response_lost || requester.attr.rnr_retry != 7 {
             match left.checked_sub(1) {
@@ -476,14 +472,14 @@ fn with_wqe(requester: &mut Requester, wqe: SendWqe, end: impl FnOnce(&mut Reque
     requester.active = was_active;
 }
 
-/// Returns the `enum virtio_rdma_wc_status` of a work request that was refused; `None` if its packets are
+/// Returns the status of a work request that was refused; `None` if its packets are
 /// sent again.
-fn nak_status(code: NakCode) -> Option<u32> {
+fn nak_status(code: NakCode) -> Option<WcStatus> {
     match code {
         NakCode::PsnSequenceError => None,
-        NakCode::InvalidRequest | NakCode::InvalidRdRequest => Some(VIRTIO_RDMA_WC_REM_INV_REQ_ERR),
-        NakCode::RemoteAccessError => Some(VIRTIO_RDMA_WC_REM_ACCESS_ERR),
-        NakCode::RemoteOperationalError => Some(VIRTIO_RDMA_WC_REM_OP_ERR),
+        NakCode::InvalidRequest | NakCode::InvalidRdRequest => Some(WcStatus::RemoteInvalidRequest),
+        NakCode::RemoteAccessError => Some(WcStatus::RemoteAccess),
+        NakCode::RemoteOperationalError => Some(WcStatus::RemoteOperation),
     }
 }
 

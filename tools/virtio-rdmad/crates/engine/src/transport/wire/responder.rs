@@ -4,9 +4,7 @@
 
 use std::sync::Arc;
 
-use abi::{
-    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
-};
+use abi::VIRTIO_RDMA_ACCESS_REMOTE_READ;
 use reliability::{Hold, Verdict};
 use roce::{
     Aeth, AtomicAckEth, Bth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
@@ -21,6 +19,7 @@ use crate::base::counters::Counter;
 use crate::base::limits::MAX_MSG_SIZE;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
+use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, Data, View};
 use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
@@ -244,8 +243,8 @@ fn syndrome(nak: Nak) -> Option<Syndrome> {
     Some(match nak {
         Nak::NotReady(timer) => Syndrome::RnrNak(RnrTimer::new(timer & 31)?),
         Nak::Silence | Nak::Unreachable | Nak::Again => return None,
-        Nak::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR) => Syndrome::Nak(NakCode::RemoteAccessError),
-        Nak::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR) | Nak::Restart => {
+        Nak::Failed(WcStatus::RemoteAccess) => Syndrome::Nak(NakCode::RemoteAccessError),
+        Nak::Failed(WcStatus::RemoteInvalidRequest) | Nak::Restart => {
             Syndrome::Nak(NakCode::InvalidRequest)
         }
         Nak::Failed(_) => Syndrome::Nak(NakCode::RemoteOperationalError),

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS};
 use roce::{Packet, Position, Psn, Service};
 
 use super::check::check_responder;
@@ -16,6 +15,7 @@ use super::responder::execute;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
+use crate::base::wc_status::WcStatus;
 use crate::memory::mr_cache::Mappings;
 use crate::qp::inbound::Inbound;
 use crate::qp::mtu::{mtu_bytes, packets};
@@ -38,7 +38,7 @@ impl Sender<'_> {
         let Some(path) = Path::new(self.hca, self.qpn(), attr, &requester.source) else {
             round.budget.spend(0);
             self.hca.stats.add(Counter::DropUnreachable, 1);
-            return Step::End(VIRTIO_RDMA_WC_SUCCESS);
+            return Step::End(WcStatus::Success);
         };
         let (total, mtu) = (requester.wqe.request.total, mtu_bytes(attr.path_mtu));
         let (count, psn) = (packets(total, attr.path_mtu), Psn::new(attr.sq_psn));
@@ -53,7 +53,7 @@ impl Sender<'_> {
             let is_last = index + 1 == count;
             let Some((opcode, extended)) = opcode(Service::Uc, &wqe.request, position, *done)
             else {
-                return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+                return Step::End(WcStatus::LocalQpOperation);
             };
             let mut headers = path.headers(opcode, psn.plus(index), extended);
             headers.bth.solicited_event = wqe.request.solicited && is_last;
@@ -63,10 +63,10 @@ impl Sender<'_> {
                 self.gather(wqe, *done, place, local)
             });
             if sent.is_err() {
-                return Step::End(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+                return Step::End(WcStatus::LocalProtection);
             }
             if is_last {
-                return Step::End(VIRTIO_RDMA_WC_SUCCESS);
+                return Step::End(WcStatus::Success);
             }
             *done += len;
         }
