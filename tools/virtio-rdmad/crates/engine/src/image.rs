@@ -26,6 +26,7 @@ use crate::base::identity::DeviceId;
 use crate::base::image::{LoadError, Moment};
 use crate::base::limits::Limits;
 use crate::base::queues::Queue;
+use crate::base::slot::Slot;
 use crate::base::sync::{lock, read, write};
 use crate::control::objects::{self, InUse};
 use crate::memory::page_list::pages_of;
@@ -64,8 +65,8 @@ pub(crate) struct Image {
     events: Vec<Event>,
     completion_events: Vec<Vec<Event>>,
     cqs: Vec<(u16, cq::Saved)>,
-    srqs: Vec<(u16, srq::Saved)>,
-    qps: Vec<(u16, qp::Saved)>,
+    srqs: Vec<(Slot, srq::Saved)>,
+    qps: Vec<(Slot, qp::Saved)>,
     objects: objects::Saved,
     timers: Vec<(u16, Moment)>,
     inbox: Vec<SavedFrame>,
@@ -294,11 +295,11 @@ fn load_srq(
     hca: &Hca,
     objects: &mut objects::Objects,
     memory: &GuestMemory,
-    slot: u16,
+    slot: Slot,
     saved: srq::Saved,
 ) -> Result<(), LoadError> {
-    let wrong = LoadError::of("SRQ", u32::from(slot) + 1);
-    if slot >= hca.srqs.len() || !hca.features.has_srqs() {
+    let wrong = LoadError::of("SRQ", slot.number());
+    if u16::from(slot) >= hca.srqs.len() || !hca.features.has_srqs() {
         return Err(wrong("it does not exist"));
     }
     let room = objects.room(&hca.limits);
@@ -320,11 +321,11 @@ fn load_qp(
     hca: &Hca,
     objects: &mut objects::Objects,
     memory: &GuestMemory,
-    slot: u16,
+    slot: Slot,
     saved: qp::Saved,
 ) -> Result<(), LoadError> {
-    let wrong = LoadError::of("QP", u32::from(slot) + 1);
-    if slot >= hca.qps.len() {
+    let wrong = LoadError::of("QP", slot.number());
+    if u16::from(slot) >= hca.qps.len() {
         return Err(wrong("it does not exist"));
     }
     let with = Loader {

@@ -9,6 +9,7 @@ use crate::base::counters::Counter;
 use crate::base::limits::Limits;
 use crate::base::qp_type::QpType;
 use crate::base::quota::Quota;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
@@ -157,12 +158,12 @@ pub(crate) fn entries(hca: &Hca) -> (Vec<QpStatus>, Vec<SrqStatus>) {
     (qps.collect(), srqs.collect())
 }
 
-fn of_srq(hca: &Hca, slot: u16, place: &Mutex<Option<Srq>>) -> Option<SrqStatus> {
+fn of_srq(hca: &Hca, slot: Slot, place: &Mutex<Option<Srq>>) -> Option<SrqStatus> {
     let place = lock(place);
     let srq = place.as_ref()?;
     let backlog = if hca.is_frozen() { Backlog::known(0) } else { srq.backlog() };
     let mut status = SrqStatus {
-        srqn: u32::from(slot) + 1,
+        srqn: slot.number(),
         receives: 0,
         max_wr: srq.max_wr(),
         limit: srq.limit(),
@@ -174,7 +175,7 @@ fn of_srq(hca: &Hca, slot: u16, place: &Mutex<Option<Srq>>) -> Option<SrqStatus>
     Some(status)
 }
 
-fn of_qp(hca: &Hca, slot: u16, qp: &Qp) -> Option<QpStatus> {
+fn of_qp(hca: &Hca, slot: Slot, qp: &Qp) -> Option<QpStatus> {
     // Rings are in the guest's memory. An access to it may take long, so there is none while a lock of the QP is held.
     let backlog =
         |queue: &WorkQueue| if hca.is_frozen() { Backlog::known(0) } else { queue.backlog() };
@@ -186,7 +187,7 @@ fn of_qp(hca: &Hca, slot: u16, qp: &Qp) -> Option<QpStatus> {
     let peer = kind.is_connected() && !matches!(state, QpState::Reset | QpState::Init);
     let receives = backlog(&responder.queue);
     let mut status = QpStatus {
-        qpn: u32::from(slot) + 1,
+        qpn: slot.number(),
         service: kind.name(),
         state,
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),

@@ -20,7 +20,7 @@ impl Qpn {
     }
 
     /// Reads a QPN from a word whose highest 8 bits are not part of it.
-    pub(crate) const fn from_word(word: u32) -> Self {
+    pub const fn from_word(word: u32) -> Self {
         Self(word & LOW_24)
     }
 

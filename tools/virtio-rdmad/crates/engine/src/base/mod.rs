@@ -21,6 +21,7 @@ pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod ready_set;
 pub(crate) mod slab;
+pub(crate) mod slot;
 pub(crate) mod sync;
 pub(crate) mod table;
 pub(crate) mod tenure;

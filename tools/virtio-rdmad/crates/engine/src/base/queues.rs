@@ -3,6 +3,7 @@
 //! The queues that a device looks after, and how they are numbered.
 
 use super::limits::Limits;
+use super::slot::Slot;
 
 /// What the device looks after: virtqueues and, with rings, what lies in guest
 /// memory.
@@ -20,12 +21,12 @@ pub(crate) enum Queue {
     CompletionEvents(u16),
     /// The CQ of this number.
     Completion(u16),
-    /// Send queue of the QP in this slot (QP number less one).
-    Send(u16),
-    /// Receive queue of the QP in this slot.
-    Receive(u16),
-    /// The SRQ in this slot (SRQ number less one).
-    Srq(u16),
+    /// Send queue of the QP in this place.
+    Send(Slot),
+    /// Receive queue of the QP in this place.
+    Receive(Slot),
+    /// The SRQ in this place.
+    Srq(Slot),
 }
 
 /// The numbering of virtqueues, which depends on the features agreed on.
@@ -93,9 +94,9 @@ impl Layout {
             Self::Virtqueues { cqs, .. } => {
                 let pair = index - 1 - cqs;
                 if pair % 2 == 0 {
-                    Queue::Send(pair / 2)
+                    Queue::Send(Slot::from(pair / 2))
                 } else {
-                    Queue::Receive(pair / 2)
+                    Queue::Receive(Slot::from(pair / 2))
                 }
             }
             Self::Rings { vectors } if index <= vectors => Queue::CompletionEvents(index - 1),
@@ -126,7 +127,7 @@ impl Jobs {
 
     /// Returns how many numbers there are.
     pub fn count(self) -> u16 {
-        self.srq(self.srqs)
+        self.srq(self.srqs.into())
     }
 
     /// The frames that came over the wire.
@@ -137,19 +138,19 @@ impl Jobs {
         4 + self.vectors + cq
     }
 
-    /// Returns the send queue of a QP slot.
-    pub fn send(self, slot: u16) -> u16 {
-        self.completion(self.cqs) + 2 * slot
+    /// Returns the send queue of the QP in a place.
+    pub fn send(self, slot: Slot) -> u16 {
+        self.completion(self.cqs) + 2 * u16::from(slot)
     }
 
-    /// Returns the receive queue of a QP slot.
-    pub fn receive(self, slot: u16) -> u16 {
+    /// Returns the receive queue of the QP in a place.
+    pub fn receive(self, slot: Slot) -> u16 {
         self.send(slot) + 1
     }
 
-    /// Returns the SRQ in this slot.
-    pub fn srq(self, slot: u16) -> u16 {
-        self.send(self.qps) + slot
+    /// Returns the SRQ in a place.
+    pub fn srq(self, slot: Slot) -> u16 {
+        self.send(self.qps.into()) + u16::from(slot)
     }
 
     /// Returns the number of a queue.
@@ -175,15 +176,19 @@ impl Jobs {
             2 => Queue::Doorbell,
             Self::WIRE => Queue::Wire,
             _ if number < self.completion(0) => Queue::CompletionEvents(number - 4),
-            _ if number < self.send(0) => Queue::Completion(number - self.completion(0)),
+            _ if number < self.send(Slot::from(0)) => {
+                Queue::Completion(number - self.completion(0))
+            }
             _ if number >= self.count() => return None,
-            _ if number >= self.srq(0) => Queue::Srq(number - self.srq(0)),
+            _ if number >= self.srq(Slot::from(0)) => {
+                Queue::Srq(Slot::from(number - self.srq(Slot::from(0))))
+            }
             _ => {
-                let pair = number - self.send(0);
+                let pair = number - self.send(Slot::from(0));
                 if pair % 2 == 0 {
-                    Queue::Send(pair / 2)
+                    Queue::Send(Slot::from(pair / 2))
                 } else {
-                    Queue::Receive(pair / 2)
+                    Queue::Receive(Slot::from(pair / 2))
                 }
             }
         })
@@ -209,10 +214,10 @@ mod tests {
                 Queue::Completion(0),
                 Queue::Completion(1),
                 Queue::Completion(2),
-                Queue::Send(0),
-                Queue::Receive(0),
-                Queue::Send(1),
-                Queue::Receive(1),
+                Queue::Send(Slot::from(0)),
+                Queue::Receive(Slot::from(0)),
+                Queue::Send(Slot::from(1)),
+                Queue::Receive(Slot::from(1)),
                 Queue::Event
             ]
         );
@@ -236,7 +241,7 @@ mod tests {
             assert_eq!(jobs.number(jobs.queue(number).unwrap()), number);
         }
         assert_eq!(jobs.queue(jobs.count()), None);
-        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Srq(8191)));
+        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Srq(Slot::from(8191))));
     }
 
     #[test]

@@ -3,21 +3,23 @@
 //! Tables with places for many objects, most of which are never used.
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
 use super::image::{require, Wrong};
 
-/// A fixed number of places; one takes memory from its first use on.
-pub(crate) struct Table<T> {
+/// A fixed number of places, which are named by `K`. A place takes memory from its first use on.
+pub(crate) struct Table<T, K = u16> {
     places: Box<[OnceLock<Box<T>>]>,
+    keys: PhantomData<K>,
 }
 
-impl<T: Default> Table<T> {
+impl<T: Default, K: From<u16> + Into<u16>> Table<T, K> {
     /// Returns a table with `len` places.
     pub fn new(len: u16) -> Self {
-        Self { places: (0..len).map(|_| OnceLock::new()).collect() }
+        Self { places: (0..len).map(|_| OnceLock::new()).collect(), keys: PhantomData }
     }
 
     /// Returns how many places there are.
@@ -26,18 +28,19 @@ impl<T: Default> Table<T> {
     }
 
     /// Returns what is in a place that was used.
-    pub fn get(&self, index: u16) -> Option<&T> {
-        self.places.get(usize::from(index))?.get().map(|place| &**place)
+    pub fn get(&self, index: K) -> Option<&T> {
+        self.places.get(usize::from(index.into()))?.get().map(|place| &**place)
     }
 
     /// Returns what is in a place of the table; it is made on its first use.
-    pub fn take(&self, index: u16) -> &T {
-        self.places[usize::from(index)].get_or_init(Box::default)
+    pub fn take(&self, index: K) -> &T {
+        self.places[usize::from(index.into())].get_or_init(Box::default)
     }
 
     /// Returns all that were used, with their places.
-    pub fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
-        (0..).zip(&*self.places).filter_map(|(index, place)| Some((index, &**place.get()?)))
+    pub fn iter(&self) -> impl Iterator<Item = (K, &T)> {
+        let places = (0_u16..).zip(&*self.places);
+        places.filter_map(|(index, place)| Some((index.into(), &**place.get()?)))
     }
 }
 
@@ -48,16 +51,17 @@ pub(crate) struct SavedNumbers {
     freed: Vec<u16>,
 }
 
-/// Numbers to give out. A number that was used is given out again when no other number was unused for
+/// Numbers to give out, or places. A number that was used is given out again when no other number was unused for
 /// longer.
-pub(crate) struct Numbers {
+pub(crate) struct Numbers<K = u16> {
     first: u16,
     next: u16,
     end: u16,
     freed: VecDeque<u16>,
+    kind: PhantomData<K>,
 }
 
-impl Numbers {
+impl<K: From<u16> + Into<u16>> Numbers<K> {
     /// Returns the numbers from `first` to before `end`.
     pub fn new(first: u16, end: u16) -> Self {
         Self::beginning_at(first, first, end)
@@ -66,7 +70,7 @@ impl Numbers {
     /// Returns the numbers from `first` to before `end`, of which `next` is given out first. Those in front of it come
     /// behind the last one, as if they had been used.
     pub fn beginning_at(next: u16, first: u16, end: u16) -> Self {
-        Self { first, next, end, freed: (first..next).collect() }
+        Self { first, next, end, freed: (first..next).collect(), kind: PhantomData }
     }
 
     /// Returns the state.
@@ -78,13 +82,13 @@ impl Numbers {
     pub fn load(
         &mut self,
         saved: SavedNumbers,
-        used: impl IntoIterator<Item = u16>,
+        used: impl IntoIterator<Item = K>,
     ) -> Result<(), Wrong> {
         let SavedNumbers { next, freed } = saved;
         let first = self.first;
         require((first..=self.end).contains(&next), "the next number is out of range")?;
         let mut is_taken = vec![false; usize::from(next - first)];
-        let used = used.into_iter().filter(|number| *number >= first);
+        let used = used.into_iter().map(K::into).filter(|number| *number >= first);
         for number in freed.iter().copied().chain(used) {
             let at = usize::from(number.checked_sub(first).ok_or("a free number is out of range")?);
             let taken = is_taken.get_mut(at).ok_or("a number is used that was not given out")?;
@@ -95,17 +99,17 @@ impl Numbers {
     }
 
     /// Takes a number, if one is left.
-    pub fn take(&mut self) -> Option<u16> {
+    pub fn take(&mut self) -> Option<K> {
         if self.next < self.end {
             self.next += 1;
-            return Some(self.next - 1);
+            return Some(K::from(self.next - 1));
         }
-        self.freed.pop_front()
+        self.freed.pop_front().map(K::from)
     }
 
     /// Gives a number back.
-    pub fn give_back(&mut self, number: u16) {
-        self.freed.push_back(number);
+    pub fn give_back(&mut self, number: K) {
+        self.freed.push_back(number.into());
     }
 }
 
@@ -115,7 +119,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_late() {
-        let mut numbers = Numbers::new(1, 4);
+        let mut numbers = Numbers::<u16>::new(1, 4);
         assert_eq!(numbers.take(), Some(1));
         numbers.give_back(1);
         assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(3)]);
@@ -125,7 +129,7 @@ mod tests {
 
     #[test]
     fn numbers_may_begin_anywhere() {
-        let mut numbers = Numbers::beginning_at(3, 1, 5);
+        let mut numbers = Numbers::<u16>::beginning_at(3, 1, 5);
         assert_eq!([numbers.take(), numbers.take()], [Some(3), Some(4)]);
         numbers.give_back(3);
         let mut other = Numbers::beginning_at(2, 1, 5);

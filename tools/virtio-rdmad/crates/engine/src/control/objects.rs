@@ -15,6 +15,7 @@ use crate::base::by_key::ByKey;
 use crate::base::image::{require, LoadError, Wrong};
 use crate::base::limits::Limits;
 use crate::base::slab::{self, Slab};
+use crate::base::slot::Slot;
 use crate::base::sync::read;
 use crate::base::table::{Numbers, SavedNumbers};
 use crate::memory::fast_reg::FastReg;
@@ -187,9 +188,9 @@ pub(crate) struct Objects {
     /// Numbers of CQs with rings.
     pub ring_cqs: Numbers,
     /// Places of QPs with rings, without the GSI's.
-    pub ring_slots: Numbers,
+    pub ring_slots: Numbers<Slot>,
     /// Places of SRQs.
-    pub srq_slots: Numbers,
+    pub srq_slots: Numbers<Slot>,
     /// Attachments to multicast groups.
     pub attachments: Attachments,
 }
@@ -222,9 +223,9 @@ pub(crate) struct InUse {
     /// Those of CQs.
     pub cqs: Vec<u16>,
     /// The places of QPs.
-    pub qps: Vec<u16>,
+    pub qps: Vec<Slot>,
     /// The places of SRQs.
-    pub srqs: Vec<u16>,
+    pub srqs: Vec<Slot>,
 }
 
 impl Objects {

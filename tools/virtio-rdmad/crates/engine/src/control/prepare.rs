@@ -19,6 +19,7 @@ use super::objects::Objects;
 use super::status::Status;
 use crate::base::budget::{cost, Budget};
 use crate::base::features::Features;
+use crate::base::slot::Slot;
 use crate::memory::mr::{Backing, Map, Mr, Resolving};
 use crate::memory::page_list::{page_size, touched, Range, PAGE_SIZE};
 use crate::memory::page_table::{Reader, Shape};
@@ -48,12 +49,12 @@ pub(crate) enum Prepared {
     /// The move of the CQ with this number to a new ring.
     MovingCq(u32, MovingCq),
     /// The move of the SRQ in this place to a new ring.
-    MovingSrq(u16, MovingSrq),
+    MovingSrq(Slot, MovingSrq),
     /// The SRQ for XRC in the first place ends. The QPs from the second place on are yet to be parted
     /// from it.
-    SrqEnd(u16, u16),
+    SrqEnd(Slot, u16),
     /// The QP in this place ends, which may have many windows.
-    QpEnd(u16),
+    QpEnd(Slot),
     /// The command ends with this.
     Failed(Status),
 }

@@ -23,6 +23,7 @@ use super::xrcd;
 use crate::base::budget::cost;
 use crate::base::limits::{Limits, MAX_SGE};
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::memory::management::release_windows;
 use crate::memory::page_list::{pages_of, Range};
@@ -125,31 +126,31 @@ pub(super) fn create(
 
 /// Returns a place for a QP on virtqueues: the first for the GSI, any other for the
 /// rest.
-fn free_slot(hca: &Hca, objects: &mut Objects, kind: QpType) -> Result<u16, Status> {
+fn free_slot(hca: &Hca, objects: &mut Objects, kind: QpType) -> Result<Slot, Status> {
     quota::check(objects.qps as usize, hca.quota().qps)?;
-    let is_free = |slot: u16| {
+    let is_free = |slot: Slot| {
         let requester = lock(&hca.qps.take(slot).requester);
         requester.config.is_none() && requester.queue.size() != 0
     };
     if kind == QpType::Gsi {
-        let taken = lock(&hca.qps.take(0).requester).config.is_some();
-        return match (taken, is_free(0)) {
+        let taken = lock(&hca.qps.take(Slot::GSI).requester).config.is_some();
+        return match (taken, is_free(Slot::GSI)) {
             (true, _) => Err(Status::Busy),
-            (false, true) => Ok(0),
+            (false, true) => Ok(Slot::GSI),
             (false, false) => Err(Status::NoResource),
         };
     }
     let (first, end) = (objects.next_slot, hca.limits.max_qp);
-    let slot = (first..end).chain(1..first).find(|slot| *slot < end && is_free(*slot));
+    let slot = (first..end).chain(1..first).find(|slot| *slot < end && is_free(Slot::from(*slot)));
     let slot = slot.ok_or(Status::NoResource)?;
     objects.next_slot = slot + 1;
-    Ok(slot)
+    Ok(Slot::from(slot))
 }
 
 /// Fails if the virtqueues of a place are shorter than the QP needs.
 fn check_virtqueues(
     hca: &Hca,
-    slot: u16,
+    slot: Slot,
     request: &virtio_rdma_cmd_create_qp,
 ) -> Result<(), Status> {
     let qp = hca.qps.take(slot);
@@ -164,7 +165,7 @@ fn check_virtqueues(
 /// Makes a QP in its place.
 fn occupy(
     hca: &Hca,
-    slot: u16,
+    slot: Slot,
     request: &virtio_rdma_cmd_create_qp,
     config: QpConfig,
     rings: Option<QpRings>,
@@ -196,7 +197,7 @@ fn occupy(
 fn attach(
     hca: &Hca,
     objects: &mut Objects,
-    slot: u16,
+    slot: Slot,
     config: QpConfig,
 ) -> virtio_rdma_rsp_create_qp {
     for cq in config.own_cqs() {
@@ -210,11 +211,11 @@ fn attach(
         None => xrcd::enter(objects, config.xrcdn),
     }
     objects.qps += 1;
-    virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 }
+    virtio_rdma_rsp_create_qp { qpn: slot.number() }
 }
 
 /// Notes that a QP that is gone uses nothing any more.
-fn detach(hca: &Hca, objects: &mut Objects, slot: u16, config: QpConfig) {
+fn detach(hca: &Hca, objects: &mut Objects, slot: Slot, config: QpConfig) {
     for cq in config.own_cqs() {
         lock(hca.cqs.take(cq)).users.remove(User::Qp(slot));
     }
@@ -332,16 +333,16 @@ fn create_xrc_target(
 }
 
 /// Returns a place for a QP with rings: the first for the GSI, any other for the rest.
-fn free_ring_slot(hca: &Hca, objects: &mut Objects, kind: QpType) -> Result<u16, Status> {
+fn free_ring_slot(hca: &Hca, objects: &mut Objects, kind: QpType) -> Result<Slot, Status> {
     quota::check(objects.qps as usize, hca.quota().qps)?;
     if kind != QpType::Gsi {
         return objects.ring_slots.take().ok_or(Status::NoResource);
     }
-    let taken = lock(&hca.qps.take(0).requester).config.is_some();
+    let taken = lock(&hca.qps.take(Slot::GSI).requester).config.is_some();
     if taken {
         return Err(Status::Busy);
     }
-    Ok(0)
+    Ok(Slot::GSI)
 }
 
 /// Prepares DESTROY_QP, if nothing refuses the end of the QP: frees its windows.
@@ -362,7 +363,7 @@ pub(super) fn prepare_destroy(
 
 /// Parts the QP in place `slot`, which is to end, from its peer: it neither sends nor answers any
 /// more. Returns the nanoseconds that this has cost.
-pub(super) fn part(hca: &Arc<Hca>, slot: u16) -> u64 {
+pub(super) fn part(hca: &Arc<Hca>, slot: Slot) -> u64 {
     let cost = requester::last_visit(hca, slot);
     let qp = hca.qps.take(slot);
     qp.set_state(&mut lock(&qp.responder), QpState::Reset);
@@ -406,7 +407,7 @@ pub(super) fn destroy(
         }
     }
     objects.extents -= pages_of(&region);
-    if hca.features.has_rings() && slot != 0 {
+    if hca.features.has_rings() && slot != Slot::GSI {
         objects.ring_slots.give_back(slot);
     }
     detach(hca, objects, slot, config);

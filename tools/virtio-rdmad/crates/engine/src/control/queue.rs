@@ -13,6 +13,7 @@ use super::status::Status;
 use super::{cq, qp, srq, table};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::base::sync::read;
 use crate::base::visit::Visit;
 use crate::memory::management::release_windows;
@@ -292,12 +293,12 @@ fn move_entries(
 
 /// Parts QPs from an SRQ that ends, from the place `next` on, until the budget is exhausted; whether no
 /// QP is left.
-fn abandon_srq(hca: &Hca, srq: u16, next: &mut u16, budget: &mut Budget) -> bool {
+fn abandon_srq(hca: &Hca, srq: Slot, next: &mut u16, budget: &mut Budget) -> bool {
     while *next < hca.qps.len() {
         if budget.is_over() {
             return false;
         }
-        let exists = abandon(hca, srq, *next);
+        let exists = abandon(hca, srq, Slot::from(*next));
         budget.work(if exists { cost::OBJECT } else { cost::LOOK });
         *next += 1;
     }
@@ -306,7 +307,7 @@ fn abandon_srq(hca: &Hca, srq: u16, next: &mut u16, budget: &mut Budget) -> bool
 
 /// Frees the windows of a QP that ends, but for the last few, until the budget is exhausted; whether
 /// only those are left.
-fn free_windows(hca: &Arc<Hca>, slot: u16, budget: &mut Budget) -> bool {
+fn free_windows(hca: &Arc<Hca>, slot: Slot, budget: &mut Budget) -> bool {
     let has_many = || read(&hca.keys).has_many_windows(slot);
     if has_many() {
         budget.work(qp::part(hca, slot));

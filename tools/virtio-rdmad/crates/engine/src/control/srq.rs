@@ -20,6 +20,7 @@ use super::status::Status;
 use super::xrcd;
 use crate::base::counters::Counter;
 use crate::base::limits::{Limits, MAX_SGE};
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::memory::page_list::{pages_of, Range, PAGE_SIZE};
 use crate::queue::srq::{MovingSrq, Srq, SrqConfig, SrqError, XrcSrq};
@@ -115,7 +116,7 @@ pub(super) fn create(
     }
     let config = SrqConfig { pdn: request.pdn, xrc, max_sge };
     *lock(hca.srqs.take(slot)) = Some(Srq::new(config, pages, region, shape));
-    Ok(virtio_rdma_rsp_create_srq { srqn: u32::from(slot) + 1 })
+    Ok(virtio_rdma_rsp_create_srq { srqn: slot.number() })
 }
 
 /// Handles MODIFY_SRQ: sets the limit, which may be reached already.
@@ -178,7 +179,7 @@ pub(super) fn begin_move(
 }
 
 /// Moves some work requests of a RESIZE_SRQ, and returns how many.
-pub(super) fn move_some(hca: &Hca, slot: u16, moving: &mut MovingSrq) -> Result<u32, Status> {
+pub(super) fn move_some(hca: &Hca, slot: Slot, moving: &mut MovingSrq) -> Result<u32, Status> {
     hca.with_srq(slot, |srq| srq.move_some(moving, MOVED)).flatten().ok_or(Status::Invalid)
 }
 
@@ -210,7 +211,7 @@ pub(super) fn resize(
 }
 
 /// Returns what becomes of a RESIZE_SRQ: an SRQ whose old ring is wrong fails.
-fn resized<T>(hca: &Hca, slot: u16, result: Result<Option<T>, SrqError>) -> Result<T, Status> {
+fn resized<T>(hca: &Hca, slot: Slot, result: Result<Option<T>, SrqError>) -> Result<T, Status> {
     let resized = result.map_err(|error| {
         if error != SrqError::InError {
             hca.stats.guest_error(Counter::BadReceiveChain, error);

@@ -15,6 +15,7 @@ use abi::{virtio_rdma_ring_reg_wqe, WrReg};
 use serde::{Deserialize, Serialize};
 
 use super::mr::{Attributes, KeyError};
+use crate::base::slot::Slot;
 
 /// A region for fast registration.
 #[derive(Clone, Serialize, Deserialize)]
@@ -79,7 +80,7 @@ pub(crate) struct Invalidation {
     /// Protection domain of the QP.
     pub pdn: u32,
     /// Place of the QP.
-    pub qp: u16,
+    pub qp: Slot,
     /// Who asks for it.
     pub by: Invalidator,
 }

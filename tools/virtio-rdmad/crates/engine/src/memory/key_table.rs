@@ -17,6 +17,7 @@ use super::mw::{Bind, Binding, MwType, Window, Windows};
 use crate::base::by_key::ByKey;
 use crate::base::image::{require, Wrong};
 use crate::base::limits::MAX_FAST_REG_PAGES;
+use crate::base::slot::Slot;
 
 /// Access to a window that changes memory, which its region must allow its owner.
 const CHANGES: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
@@ -246,7 +247,7 @@ impl KeyTable {
     /// to be bound to, if to anything, or what is wrong.
     fn check_bind(
         &self,
-        slot: u16,
+        slot: Slot,
         pdn: u32,
         flush: bool,
         bind: &Bind,
@@ -296,7 +297,7 @@ impl KeyTable {
     /// [`Self::invalidate`].
     pub fn bind(
         &mut self,
-        slot: u16,
+        slot: Slot,
         pdn: u32,
         flush: bool,
         bind: &Bind,
@@ -332,7 +333,7 @@ impl KeyTable {
     }
 
     /// Returns whether more windows are bound to a QP than [`Self::release_windows`] makes FREE.
-    pub fn has_many_windows(&self, qp: u16) -> bool {
+    pub fn has_many_windows(&self, qp: Slot) -> bool {
         self.windows.of_qp(qp).nth(FEW).is_some()
     }
 
@@ -346,7 +347,7 @@ impl KeyTable {
 
     /// Makes [`FEW`] windows of a QP FREE, or all if there are no more; returns how many, and what is
     /// to be revoked.
-    pub fn release_windows(&mut self, qp: u16) -> (usize, Vec<Arc<Mr>>) {
+    pub fn release_windows(&mut self, qp: Slot) -> (usize, Vec<Arc<Mr>>) {
         let indices: Vec<u32> = self.windows.of_qp(qp).take(FEW).collect();
         let revoked = indices.iter().filter_map(|index| {
             self.windows.release(*index);

@@ -21,6 +21,7 @@ use super::page_list::{page_size, touched, PageList, Range};
 use crate::base::budget::{cost, Budget};
 use crate::base::features::Features;
 use crate::base::limits::MAX_FAST_REG_PAGES;
+use crate::base::slot::Slot;
 use crate::base::sync::{read, write};
 use crate::base::wc_status::WcStatus;
 
@@ -37,7 +38,7 @@ pub(crate) struct Refusal {
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
     /// Its place.
-    pub slot: u16,
+    pub slot: Slot,
     /// Its protection domain.
     pub pdn: u32,
     /// Whether the kernel owns it, so that it may name any page of the guest.
@@ -148,7 +149,7 @@ pub(crate) fn invalidate(
 
 /// Makes a few windows FREE that are bound to the QP in place `slot`, which is to end. Returns how
 /// many they were; 0 if no window is left.
-pub(crate) fn release_windows(table: &RwLock<KeyTable>, slot: u16) -> u64 {
+pub(crate) fn release_windows(table: &RwLock<KeyTable>, slot: Slot) -> u64 {
     let (count, revoked) = write(table).release_windows(slot);
     for mr in revoked {
         mr.revoke();

@@ -13,6 +13,7 @@ use super::page_list::{touched, Range, PAGE_SIZE};
 use crate::base::budget::{cost, Budget};
 use crate::base::gate::Gate;
 use crate::base::image::{require, Wrong};
+use crate::base::slot::Slot;
 
 /// Pages of a region that are freed at a time.
 const FREED: usize = 256;
@@ -93,7 +94,7 @@ pub(crate) struct Claim {
     pub access: u32,
     /// The place of the QP whose peer asks for the access; `None` if the QP's
     /// owner does.
-    pub qp: Option<u16>,
+    pub qp: Option<Slot>,
 }
 
 impl Claim {
@@ -176,13 +177,13 @@ pub(crate) enum Reach {
     /// The peers of all QPs: that of a window of type 1.
     Peers,
     /// The peer of the QP in this place: that of a window of type 2B.
-    PeerOf(u16),
+    PeerOf(Slot),
 }
 
 impl Reach {
     /// Returns whether the owner is one of them (`None`), or the peer of the QP in a place.
     #[inline]
-    pub fn includes(self, peer_of: Option<u16>) -> bool {
+    pub fn includes(self, peer_of: Option<Slot>) -> bool {
         match self {
             Self::Everybody => true,
             Self::Peers => peer_of.is_some(),

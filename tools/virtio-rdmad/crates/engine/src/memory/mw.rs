@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::fast_reg::Invalidation;
 use super::mr::{KeyError, Part, Reach};
 use crate::base::by_key::ByKey;
+use crate::base::slot::Slot;
 
 /// The bits of a key that are the consumer's (IBA 10.6.7.2.3).
 const KEY_BITS: u32 = 0xff;
@@ -52,7 +53,7 @@ pub(crate) struct Binding {
 
 impl Binding {
     /// Returns the place of the QP that a window of type 2B belongs to.
-    fn qp(&self) -> Option<u16> {
+    fn qp(&self) -> Option<Slot> {
         match self.part.reach {
             Reach::PeerOf(qp) => Some(qp),
             Reach::Everybody | Reach::Peers => None,
@@ -110,7 +111,7 @@ pub(crate) struct Windows {
     by_region: BTreeSet<(u32, u32)>,
     /// The place of a QP, and upper 24 bits of the key of a window that is bound to
     /// it.
-    by_qp: BTreeSet<(u16, u32)>,
+    by_qp: BTreeSet<(Slot, u32)>,
 }
 
 impl Windows {
@@ -187,7 +188,7 @@ impl Windows {
     }
 
     /// Returns the upper 24 bits of the keys of the windows that are bound to a QP.
-    pub fn of_qp(&self, qp: u16) -> impl Iterator<Item = u32> + '_ {
+    pub fn of_qp(&self, qp: Slot) -> impl Iterator<Item = u32> + '_ {
         self.by_qp.range((qp, 0)..=(qp, u32::MAX)).map(|(_, index)| *index)
     }
 }

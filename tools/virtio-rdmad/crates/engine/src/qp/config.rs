@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::queue::wqe::WqConfig;
 
 /// What a QP was created with.
@@ -18,7 +19,7 @@ pub(crate) struct QpConfig {
     pub xrcdn: u32,
     /// The place of the SRQ that it receives from; of an XRC target, the one that
     /// the message under way names.
-    pub srq: Option<u16>,
+    pub srq: Option<Slot>,
     /// Protection domain of receives: the SRQ's, or its own.
     pub recv_pdn: u32,
     /// CQ of the send queue.
@@ -66,7 +67,7 @@ impl QpConfig {
     /// Returns the number of the SRQ that CQEs of receives name: an XRC target's, otherwise 0.
     pub fn named_srqn(&self) -> u32 {
         match (self.wq.kind, self.srq) {
-            (QpType::XrcTgt, Some(srq)) => u32::from(srq) + 1,
+            (QpType::XrcTgt, Some(srq)) => srq.number(),
             _ => 0,
         }
     }

@@ -22,6 +22,7 @@ use super::state::QpState;
 use crate::base::address::{Address, Gid};
 use crate::base::identity::DeviceId;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::tenure::Tenure;
 use crate::memory::page_list::Range;
 use crate::queue::work_queue::WorkQueue;
@@ -122,7 +123,7 @@ pub(crate) struct Peer<D> {
     /// Its device.
     pub device: Arc<D>,
     /// Its place there.
-    pub slot: u16,
+    pub slot: Slot,
     /// The network's generation when it was found, or last seen to be there still.
     pub generation: u64,
     /// For how long the addresses of both ends are theirs.
@@ -295,7 +296,7 @@ pub(crate) struct Responder<D> {
     /// The receive that a message goes into, or will.
     pub receive: ReceiveWqe,
     /// The requester that waits, for a receive or until this device is not frozen any more: its device and place.
-    pub waiter: Option<(Arc<D>, u16)>,
+    pub waiter: Option<(Arc<D>, Slot)>,
     /// Whether a message has come since RTR.
     pub established: bool,
     /// Whether LAST_WQE_REACHED was raised since RESET.
@@ -350,11 +351,11 @@ impl<D> Responder<D> {
         }
     }
 
-    /// Returns whether the QP `qpn` of type `kind` at the address `from` is this one's peer, and
-    /// names it by GID `to` (specification, chapter 8).
-    pub fn is_connected_to(&self, kind: QpType, from: &Address, qpn: u32, to: &Gid) -> bool {
+    /// Returns whether the QP in place `slot` of its device, of type `kind` and at the address `from`, is this one's peer,
+    /// and names it by GID `to` (specification, chapter 8).
+    pub fn is_connected_to(&self, kind: QpType, from: &Address, slot: Slot, to: &Gid) -> bool {
         self.config.is_some_and(|config| config.wq.kind == kind.responder())
-            && self.attr.dest_qp_num == qpn
+            && self.attr.dest_qp_num == slot.number()
             && self.attr.ah_attr.grh.dgid == from.gid
             && self.source == from.beside(*to)
     }

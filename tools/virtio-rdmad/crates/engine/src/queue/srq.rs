@@ -17,6 +17,7 @@ use super::wqe::{receive_entry_len, Popped, ReceiveWqe};
 use crate::base::host::Clock;
 use crate::base::image::{require, Wrong};
 use crate::base::limits::{Limits, MAX_SGE};
+use crate::base::slot::Slot;
 use crate::memory::page_list::{check_region, find_pages, Range};
 
 // `Shape::check` keeps entries out of the head of either kind of region.
@@ -199,7 +200,7 @@ impl Srq {
     /// doorbell.
     pub fn take(
         &mut self,
-        slot: u16,
+        slot: Slot,
         wait: Wait,
         wqe: &mut ReceiveWqe,
         clock: &dyn Clock,
@@ -225,7 +226,7 @@ impl Srq {
     }
 
     /// Puts a QP in the line for which there is no work request, before it looks once more.
-    fn stand_in_line(&mut self, slot: u16, wait: Wait, now: Instant) {
+    fn stand_in_line(&mut self, slot: Slot, wait: Wait, now: Instant) {
         self.forget_late(now);
         self.waiters.join(slot, wait == Wait::AsksAgain);
         self.set_aside_until(now);
@@ -250,7 +251,7 @@ impl Srq {
 
     /// Notes that the QP in place `slot` waits no longer. The owner is asked for doorbells as long as
     /// another QP waits, because a work request that it posts without one would wake nobody.
-    fn stop_waiting(&mut self, slot: u16) {
+    fn stop_waiting(&mut self, slot: Slot) {
         self.waiters.leave(slot);
         if self.asleep && self.waiters.is_none_idle() {
             self.asleep = false;
@@ -260,7 +261,7 @@ impl Srq {
 
     /// Returns the next QP that is to look again: there are as many as work requests, and those that wait longest are
     /// first. Of an SRQ in error, all look.
-    pub fn rouse(&mut self, now: Instant) -> Option<u16> {
+    pub fn rouse(&mut self, now: Instant) -> Option<Slot> {
         self.forget_late(now);
         let left = if self.in_error { usize::MAX } else { self.left() as usize };
         self.waiters.rouse(left)
@@ -268,7 +269,7 @@ impl Srq {
 
     /// Notes that a QP that was roused cannot look yet: it is roused again. The owner is asked for doorbells, as where a
     /// QP comes to stand in the line: another QP may take the last work request before this one is roused.
-    pub fn put_back(&mut self, slot: u16) {
+    pub fn put_back(&mut self, slot: Slot) {
         if self.waiters.put_back(slot) {
             self.asleep = true;
             self.ring.sleep();
@@ -276,7 +277,7 @@ impl Srq {
     }
 
     /// Notes that a QP that was roused cannot look, so that another one does.
-    pub fn skip(&mut self, slot: u16) {
+    pub fn skip(&mut self, slot: Slot) {
         self.waiters.leave(slot);
     }
 
@@ -407,7 +408,7 @@ impl Srq {
 
     /// Notes that the QP in place `slot` takes no more work requests: it waits no longer, and another QP takes
     /// what it left unfinished. Returns whether one waits for that.
-    pub fn leave(&mut self, slot: u16, unfinished: Option<ReceiveWqe>) -> bool {
+    pub fn leave(&mut self, slot: Slot, unfinished: Option<ReceiveWqe>) -> bool {
         self.returned.extend(unfinished);
         self.stop_waiting(slot);
         !self.waiters.is_none_idle() && self.left() != 0

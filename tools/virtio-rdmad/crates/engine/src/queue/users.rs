@@ -5,15 +5,16 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use crate::base::slot::Slot;
 use serde::{Deserialize, Serialize};
 
 /// What uses a CQ or an SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum User {
     /// The QP in this place.
-    Qp(u16),
+    Qp(Slot),
     /// The SRQ in this place, which is for XRC.
-    Srq(u16),
+    Srq(Slot),
 }
 
 /// The users of a CQ or an SRQ. After an error they fail one after the other, over as many visits
@@ -86,16 +87,16 @@ mod tests {
     fn each_user_fails_once() {
         let mut users = Users::default();
         for slot in [3, 1, 3, 2] {
-            users.insert(User::Qp(slot));
+            users.insert(User::Qp(Slot::from(slot)));
         }
-        users.insert(User::Srq(0));
+        users.insert(User::Srq(Slot::from(0)));
         assert_eq!((users.len(), users.next_to_fail()), (4, None));
         users.fail();
-        assert_eq!(users.next_to_fail(), Some(User::Qp(1)));
-        users.remove(User::Qp(2));
-        users.insert(User::Qp(0));
+        assert_eq!(users.next_to_fail(), Some(User::Qp(Slot::from(1))));
+        users.remove(User::Qp(Slot::from(2)));
+        users.insert(User::Qp(Slot::from(0)));
         let rest = [users.next_to_fail(), users.next_to_fail(), users.next_to_fail()];
-        assert_eq!(rest, [Some(User::Qp(3)), Some(User::Srq(0)), None]);
+        assert_eq!(rest, [Some(User::Qp(Slot::from(3))), Some(User::Srq(Slot::from(0))), None]);
         assert_eq!(users.next_to_fail(), None);
     }
 }

@@ -2,6 +2,7 @@
 
 //! Who waits for a work request of an SRQ: a line, so that each QP has one in its turn where there are few.
 
+use crate::base::slot::Slot;
 use std::collections::BTreeMap;
 
 /// QPs of a line that are looked at, or taken out of it, at a time. All QPs of a guest may stand in one line, and
@@ -13,13 +14,13 @@ const LOOK: usize = 64;
 #[derive(Default)]
 pub(crate) struct Waiters {
     /// The turn of each QP that waits or was roused.
-    turns: BTreeMap<u16, u64>,
+    turns: BTreeMap<Slot, u64>,
     /// Those that wait to be roused, by turn.
-    idle: BTreeMap<u64, u16>,
+    idle: BTreeMap<u64, Slot>,
     /// Those that ask again by themselves, by turn.
-    asking: BTreeMap<u64, u16>,
+    asking: BTreeMap<u64, Slot>,
     /// Those that were roused, by turn.
-    roused: BTreeMap<u64, u16>,
+    roused: BTreeMap<u64, Slot>,
     /// The turn of the one that came last.
     last: u64,
     /// The last turns among those that were roused and those that ask, when they began to be forgotten; 0 while they
@@ -39,7 +40,7 @@ impl Waiters {
     }
 
     /// Adds a QP behind all others, or in the place that it has. It waits to be roused, or asks again by itself.
-    pub fn join(&mut self, slot: u16, asks_again: bool) {
+    pub fn join(&mut self, slot: Slot, asks_again: bool) {
         let turn = *self.turns.entry(slot).or_insert_with(|| {
             self.last += 1;
             self.last
@@ -50,7 +51,7 @@ impl Waiters {
     }
 
     /// Removes a QP, which has a work request or waits for none.
-    pub fn leave(&mut self, slot: u16) {
+    pub fn leave(&mut self, slot: Slot) {
         if let Some(turn) = self.turns.remove(&slot) {
             self.step_out(turn);
         }
@@ -64,7 +65,7 @@ impl Waiters {
 
     /// Takes the first QP out of the line that waits to be roused, and returns it: it is to look. `None` if there is
     /// none, or if those before it need all of the `left` work requests.
-    pub fn rouse(&mut self, left: usize) -> Option<u16> {
+    pub fn rouse(&mut self, left: usize) -> Option<Slot> {
         let turn = *self.idle.first_key_value()?.0;
         if !self.reaches(turn, left) {
             return None;
@@ -76,7 +77,7 @@ impl Waiters {
 
     /// Puts a QP that was roused back in the line, in the turn that it has, unless it asks again by itself by now. It
     /// may have come and gone meanwhile, and then it stands there until it is roused. Returns whether it is to be roused.
-    pub fn put_back(&mut self, slot: u16) -> bool {
+    pub fn put_back(&mut self, slot: Slot) -> bool {
         let asks_again = self.turns.get(&slot).is_some_and(|turn| self.asking.contains_key(turn));
         if !asks_again {
             self.join(slot, false);
@@ -90,7 +91,7 @@ impl Waiters {
         if left >= self.turns.len() {
             return true;
         }
-        let ahead = |line: &BTreeMap<u64, u16>| line.range(..turn).take(LOOK).count();
+        let ahead = |line: &BTreeMap<u64, Slot>| line.range(..turn).take(LOOK).count();
         let (idle, asking) = (ahead(&self.idle), ahead(&self.asking));
         idle.max(asking) < LOOK && left > self.roused.len() + idle + asking
     }
@@ -100,7 +101,7 @@ impl Waiters {
     pub fn forget_others(&mut self) -> bool {
         if self.late == [0; 2] {
             let last =
-                |line: &BTreeMap<u64, u16>| line.last_key_value().map_or(0, |(turn, _)| *turn);
+                |line: &BTreeMap<u64, Slot>| line.last_key_value().map_or(0, |(turn, _)| *turn);
             self.late = [last(&self.roused), last(&self.asking)];
         }
         for _ in 0..LOOK {
@@ -113,9 +114,9 @@ impl Waiters {
         true
     }
 
-    fn pop_late(&mut self) -> Option<u16> {
+    fn pop_late(&mut self) -> Option<Slot> {
         let [roused, asking] = self.late;
-        let first = |line: &mut BTreeMap<u64, u16>, late| {
+        let first = |line: &mut BTreeMap<u64, Slot>, late| {
             let entry = line.first_entry().filter(|entry| *entry.key() <= late)?;
             Some(entry.remove())
         };
@@ -124,12 +125,12 @@ impl Waiters {
 
     /// Returns whether one of the `left` work requests is for this QP: there are more than QPs before it.
     #[inline]
-    pub fn admit(&self, slot: u16, left: impl FnOnce() -> usize) -> bool {
+    pub fn admit(&self, slot: Slot, left: impl FnOnce() -> usize) -> bool {
         self.turns.is_empty() || self.admit_in_line(slot, left())
     }
 
     #[cold]
-    fn admit_in_line(&self, slot: u16, left: usize) -> bool {
+    fn admit_in_line(&self, slot: Slot, left: usize) -> bool {
         let Some(turn) = self.turns.get(&slot) else { return left > self.turns.len() };
         self.roused.contains_key(turn) || self.reaches(*turn, left)
     }
@@ -139,22 +140,26 @@ impl Waiters {
 mod tests {
     use super::*;
 
+    fn at(index: u16) -> Slot {
+        Slot::from(index)
+    }
+
     #[test]
     fn as_many_are_roused_as_there_is_work() {
         let mut waiters = Waiters::default();
         for slot in [5, 3, 9, 3] {
-            waiters.join(slot, false);
+            waiters.join(at(slot), false);
         }
         assert_eq!(
             [waiters.rouse(2), waiters.rouse(2), waiters.rouse(2)],
-            [Some(5), Some(3), None]
+            [Some(at(5)), Some(at(3)), None]
         );
         // The first one has taken its own: what is left is for the second.
-        waiters.leave(5);
+        waiters.leave(at(5));
         assert_eq!(waiters.rouse(1), None);
         // The second one found nothing. It is in front of the third still.
-        waiters.join(3, false);
-        assert_eq!([waiters.rouse(2), waiters.rouse(2)], [Some(3), Some(9)]);
+        waiters.join(at(3), false);
+        assert_eq!([waiters.rouse(2), waiters.rouse(2)], [Some(at(3)), Some(at(9))]);
         assert!(waiters.is_none_idle() && waiters.has_others());
         waiters.forget_others();
         assert!(!waiters.has_others());
@@ -165,45 +170,45 @@ mod tests {
     fn one_that_cannot_look_keeps_its_turn() {
         let mut waiters = Waiters::default();
         for slot in [5, 3] {
-            waiters.join(slot, false);
+            waiters.join(at(slot), false);
         }
-        assert_eq!(waiters.rouse(1), Some(5));
-        waiters.put_back(5);
-        assert_eq!([waiters.rouse(1), waiters.rouse(1)], [Some(5), None]);
+        assert_eq!(waiters.rouse(1), Some(at(5)));
+        waiters.put_back(at(5));
+        assert_eq!([waiters.rouse(1), waiters.rouse(1)], [Some(at(5)), None]);
         // It has come by itself, and asks again.
-        waiters.join(5, true);
-        waiters.put_back(5);
-        assert_eq!([waiters.rouse(1), waiters.rouse(2)], [None, Some(3)]);
+        waiters.join(at(5), true);
+        waiters.put_back(at(5));
+        assert_eq!([waiters.rouse(1), waiters.rouse(2)], [None, Some(at(3))]);
         // What was set aside for it is for others. It is not forgotten.
         waiters.forget_others();
-        waiters.put_back(3);
-        assert_eq!(waiters.rouse(1), Some(3));
+        waiters.put_back(at(3));
+        assert_eq!(waiters.rouse(1), Some(at(3)));
     }
 
     #[test]
     fn whoever_comes_leaves_work_to_those_before() {
         let mut waiters = Waiters::default();
-        let admits = |waiters: &Waiters, slot, left| waiters.admit(slot, || left);
+        let admits = |waiters: &Waiters, slot, left| waiters.admit(at(slot), || left);
         assert!(admits(&waiters, 1, 0));
         for slot in [5, 3, 9] {
-            waiters.join(slot, slot == 9);
+            waiters.join(at(slot), slot == 9);
         }
         assert_eq!([3, 4].map(|left| admits(&waiters, 1, left)), [false, true]);
         // Those that wait look by themselves as well.
         assert_eq!([1, 2].map(|left| admits(&waiters, 3, left)), [false, true]);
         assert_eq!([2, 3].map(|left| admits(&waiters, 9, left)), [false, true]);
-        assert_eq!(waiters.rouse(1), Some(5));
+        assert_eq!(waiters.rouse(1), Some(at(5)));
         assert_eq!([1, 2].map(|left| admits(&waiters, 3, left)), [false, true]);
         assert!(admits(&waiters, 5, 1));
         // One that asks by itself has its turn before those behind it are roused.
-        waiters.leave(5);
-        waiters.join(3, true);
-        waiters.join(7, false);
-        assert_eq!([2, 3].map(|left| waiters.rouse(left)), [None, Some(7)]);
+        waiters.leave(at(5));
+        waiters.join(at(3), true);
+        waiters.join(at(7), false);
+        assert_eq!([2, 3].map(|left| waiters.rouse(left)), [None, Some(at(7))]);
         // If it does not come, what was set aside for it is for others.
-        waiters.join(8, false);
+        waiters.join(at(8), false);
         waiters.forget_others();
-        assert_eq!(waiters.rouse(1), Some(8));
+        assert_eq!(waiters.rouse(1), Some(at(8)));
     }
 
     /// However many wait, nobody goes through all of them at once.
@@ -211,31 +216,31 @@ mod tests {
     fn a_long_line_is_looked_at_in_parts() {
         let mut waiters = Waiters::default();
         for slot in 0..1000 {
-            waiters.join(slot, true);
+            waiters.join(at(slot), true);
         }
-        waiters.join(1000, false);
-        let admits = |waiters: &Waiters, slot, left| waiters.admit(slot, || left);
+        waiters.join(at(1000), false);
+        let admits = |waiters: &Waiters, slot, left| waiters.admit(at(slot), || left);
         // Those in front are served. The others are not, unless there is one for each: nobody counts who is first.
         assert_eq!([60, 61].map(|left| admits(&waiters, 60, left)), [false, true]);
         assert_eq!([999, 1001].map(|left| admits(&waiters, 900, left)), [false, true]);
         assert_eq!(waiters.rouse(999), None);
-        assert_eq!(waiters.rouse(1001), Some(1000));
-        waiters.join(1000, false);
+        assert_eq!(waiters.rouse(1001), Some(at(1000)));
+        waiters.join(at(1000), false);
         let mut parts = 1;
         while waiters.forget_others() {
             parts += 1;
         }
         assert_eq!(parts, 1000_usize.div_ceil(LOOK));
         assert!(!waiters.has_others());
-        assert_eq!(waiters.rouse(1), Some(1000));
+        assert_eq!(waiters.rouse(1), Some(at(1000)));
         // One that is roused meanwhile is not late.
         for slot in 0..100 {
-            waiters.join(slot, true);
+            waiters.join(at(slot), true);
         }
-        waiters.join(200, false);
+        waiters.join(at(200), false);
         assert!(waiters.forget_others());
-        assert_eq!(waiters.rouse(1000), Some(200));
+        assert_eq!(waiters.rouse(1000), Some(at(200)));
         assert!(!waiters.forget_others());
-        assert!(waiters.admit(200, || 1) && waiters.has_others());
+        assert!(waiters.admit(at(200), || 1) && waiters.has_others());
     }
 }

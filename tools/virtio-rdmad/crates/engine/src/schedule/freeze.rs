@@ -53,7 +53,7 @@ impl Freeze {
                 }
             }
             Guard::Qps => self.pass_each(budget, hca.qps.len(), Guard::Status, |slot| {
-                let qp = hca.qps.get(slot)?;
+                let qp = hca.qps.get(slot.into())?;
                 Some(try_lock(&qp.requester).is_some() && try_lock(&qp.responder).is_some())
             }),
             Guard::Status => match lock_in_turn(&hca.status, budget) {

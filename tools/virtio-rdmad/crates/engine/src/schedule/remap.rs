@@ -11,6 +11,7 @@ use super::guest::Guest;
 use super::step::{lock_in_turn, number, Step};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::base::sync::{lock, write};
 use crate::control::mr::replace;
 use crate::control::objects::MrEntry;
@@ -164,7 +165,7 @@ impl Remap {
 
     fn follow_qp(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
-        let Some(slot) = number(self.at, hca.qps.len()) else {
+        let Some(slot) = number(self.at, hca.qps.len()).map(Slot::from) else {
             return self.next(Follower::Srqs);
         };
         let ranges = |_: &mut Budget| {
@@ -187,7 +188,7 @@ impl Remap {
 
     fn follow_srq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
-        let Some(slot) = number(self.at, hca.srqs.len()) else {
+        let Some(slot) = number(self.at, hca.srqs.len()).map(Slot::from) else {
             return self.next(Follower::Status);
         };
         let ranges = |budget: &mut Budget| -> Result<Option<Box<[Range]>>, Rings> {
@@ -285,7 +286,7 @@ impl Rings {
 /// Gives the rings of a QP their pages in other memory; without pages, the QP fails.
 fn set_qp_pages(
     hca: &Hca,
-    slot: u16,
+    slot: Slot,
     requester: &mut Requester,
     responder: &mut Responder,
     pages: Option<&Arc<Pages>>,

@@ -7,6 +7,7 @@ use memory::GuestMemory;
 use super::guest::Guest;
 use super::step::{lock_in_turn, number, Step};
 use crate::base::budget::{cost, Budget};
+use crate::base::slot::Slot;
 use crate::base::sync::{lock, write};
 use crate::control::objects::MrEntry;
 use crate::control::queue::Control;
@@ -93,7 +94,9 @@ impl Reset {
 
     fn end_qp(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
-        let Some(slot) = number(self.at, hca.qps.len()) else { return self.next(Victim::Srqs) };
+        let Some(slot) = number(self.at, hca.qps.len()).map(Slot::from) else {
+            return self.next(Victim::Srqs);
+        };
         budget.work(cost::LOOK);
         if let Some(qp) = hca.qps.get(slot) {
             budget.work(cost::OBJECT);
@@ -124,7 +127,7 @@ impl Reset {
 
     fn end_srq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
-        let Some(slot) = number(self.at, hca.srqs.len()) else {
+        let Some(slot) = number(self.at, hca.srqs.len()).map(Slot::from) else {
             return self.next(Victim::Windows);
         };
         budget.work(cost::LOOK);

@@ -12,6 +12,7 @@ use memory::GuestMemory;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::driver::*;
+use crate::base::slot::Slot;
 use crate::base::sync::read;
 use crate::memory::key_table::KeyTable;
 use crate::memory::mr::Mr;
@@ -727,7 +728,11 @@ fn changes_of_all_wait_for_locks_in_turns() {
             let mut pair = Pair::new();
             let srqn = u16::try_from(pair.b.create_srq(pair.ends[1].pdn)).unwrap();
             let begin = |device: &Device| begin(device, &pair.b.memory);
-            wait_for_lock(&pair.b, pair.b.device.hca().srqs.get(srqn - 1).unwrap(), begin);
+            wait_for_lock(
+                &pair.b,
+                pair.b.device.hca().srqs.get(Slot::from(srqn - 1)).unwrap(),
+                begin,
+            );
         }
         for begin in [reset, freeze] {
             let pair = Pair::new();

@@ -16,6 +16,7 @@ use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::cable::cable;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::inbound::Inbound;
 use crate::transport::rnr::PATIENCE;
@@ -1350,7 +1351,7 @@ pub fn reload(guests: &mut [&mut Guest], fabric: &Fabric) {
 /// Runs all guests, and moves the clock from timer to timer until no timer is left.
 /// Has a QP know that its peer knows selective acknowledgements, as after a loss.
 pub fn know_selective(guest: &Guest, qpn: u32) {
-    let qp = guest.device.hca().qps.get(qpn as u16 - 1).unwrap();
+    let qp = guest.device.hca().qps.get(Slot::of_number(qpn).unwrap()).unwrap();
     let mut requester = lock(&qp.requester);
     let psn = roce::Psn::new(requester.attr.sq_psn);
     let window = requester.window.get_or_insert_with(|| Box::new(Window::new(psn)));

@@ -10,6 +10,7 @@ use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::inbound::Inbound;
 use crate::{
@@ -40,7 +41,7 @@ fn post_receive(pair: &mut Pair) {
 
 /// Returns whether this holds of what the responder of a guest's QP knows of its peer on the wire.
 fn inbound(guest: &Guest, qpn: u32, is_so: impl FnOnce(&Inbound) -> bool) -> bool {
-    let qp = guest.device.hca().qps.get(qpn as u16 - 1).unwrap();
+    let qp = guest.device.hca().qps.get(Slot::of_number(qpn).unwrap()).unwrap();
     lock(&qp.responder).inbound.as_deref().is_some_and(is_so)
 }
 

@@ -11,6 +11,7 @@ use roce::{Opcode, Operation, Position, Psn, SackEth, Service, Syndrome};
 use super::bad_packets::Forged;
 use super::cable::{cable, headers, over_a_cable, Cable, Faults};
 use super::driver::*;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::{Clock, Counter};
 
@@ -181,7 +182,7 @@ fn a_peer_leaves_room_to_others() {
 
 /// Returns whether the responder of B takes its peer for one that knows selective acknowledgements.
 fn is_believed(pair: &Pair) -> bool {
-    let qp = pair.b.device.hca().qps.get(pair.ends[1].qpn as u16 - 1).unwrap();
+    let qp = pair.b.device.hca().qps.get(Slot::of_number(pair.ends[1].qpn).unwrap()).unwrap();
     let responder = lock(&qp.responder);
     responder.inbound.as_ref().is_some_and(|inbound| inbound.is_selective)
 }

@@ -9,6 +9,7 @@ use abi::{
     virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_GRH,
     VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_WITH_VLAN,
 };
+use roce::Qpn;
 
 use super::batch::{CompletionBatch, Traffic};
 use super::hca::Hca;
@@ -18,6 +19,7 @@ use crate::base::address::{ipv4, is_multicast, Address, Gid};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Data, View};
@@ -41,7 +43,7 @@ pub(crate) struct Datagram<'a> {
     /// The VLAN that it is in.
     pub vlan: Option<u16>,
     /// The QP that has sent it.
-    pub src_qpn: u32,
+    pub src_qpn: Qpn,
     /// The Q_Key.
     pub qkey: u32,
     /// The service level.
@@ -109,7 +111,7 @@ impl Datagram<'_> {
         let Delivery { hca, blocks, cache, batch, budget } = group;
         budget.work(cost::MESSAGE);
         let Some(device) = member.device.upgrade() else { return };
-        let is_sender = u32::from(member.slot) + 1 == self.src_qpn && Arc::ptr_eq(&device, hca);
+        let is_sender = member.slot.qpn() == self.src_qpn && Arc::ptr_eq(&device, hca);
         let is_deaf = is_sender && *blocks;
         if is_deaf || !device.is_in_vlan(self.vlan) {
             return;
@@ -144,7 +146,7 @@ impl Datagram<'_> {
     pub fn arrive(
         &self,
         hca: &Arc<Hca>,
-        slot: u16,
+        slot: Slot,
         cache: &mut MrCache,
         batch: &mut CompletionBatch,
     ) -> Result<(), Counter> {
@@ -194,7 +196,7 @@ impl Datagram<'_> {
             solicited: self.solicited,
         };
         to.complete(received, |cqe| {
-            cqe.src_qp = self.src_qpn;
+            cqe.src_qp = self.src_qpn.get();
             cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
             cqe.sl = self.sl;
             cqe.port_num = VIRTIO_RDMA_PORT as u8;

@@ -6,6 +6,7 @@ use abi::{VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR};
 
 use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
@@ -13,10 +14,10 @@ use crate::queue::users::User;
 
 /// Moves the QP in place `slot`, whose responder is locked, into ERR, raises this event if there is
 /// one, and has the guest's own thread flush both queues.
-pub(crate) fn fail_responder(hca: &Hca, slot: u16, responder: &mut Responder, event: Option<u32>) {
+pub(crate) fn fail_responder(hca: &Hca, slot: Slot, responder: &mut Responder, event: Option<u32>) {
     hca.qps.take(slot).set_state(responder, QpState::Err);
     if let Some(event) = event {
-        hca.raise(event, u32::from(slot) + 1);
+        hca.raise(event, slot.number());
     }
     hca.make_ready(hca.jobs.send(slot));
     hca.make_ready(hca.jobs.receive(slot));
@@ -24,7 +25,7 @@ pub(crate) fn fail_responder(hca: &Hca, slot: u16, responder: &mut Responder, ev
 
 /// Moves the QP in place `slot` into ERR or SQE after an error of its requester. The responder of a
 /// peer must not be locked.
-pub(crate) fn fail_requester(hca: &Hca, slot: u16, next: QpState) {
+pub(crate) fn fail_requester(hca: &Hca, slot: Slot, next: QpState) {
     let qp = hca.qps.take(slot);
     let mut responder = lock(&qp.responder);
     if qp.state() != QpState::Err {
@@ -35,7 +36,7 @@ pub(crate) fn fail_requester(hca: &Hca, slot: u16, next: QpState) {
 }
 
 /// Fails the QP in place `slot`, unless it has failed already or does nothing.
-fn fail_qp(hca: &Hca, slot: u16) {
+fn fail_qp(hca: &Hca, slot: Slot) {
     let Some(qp) = hca.qps.get(slot) else { return };
     let mut responder = lock(&qp.responder);
     if responder.config.is_some() && !matches!(qp.state(), QpState::Err | QpState::Reset) {
@@ -45,9 +46,9 @@ fn fail_qp(hca: &Hca, slot: u16) {
 
 /// Puts the SRQ in a place into error, for its owner's doing. Every QP that uses it fails
 /// when the guest's own thread comes to it.
-pub(crate) fn fail_srq(hca: &Hca, srq: u16) {
+pub(crate) fn fail_srq(hca: &Hca, srq: Slot) {
     if hca.with_srq(srq, Srq::fail) == Some(true) {
-        hca.raise(VIRTIO_RDMA_EVENT_SRQ_ERR, u32::from(srq) + 1);
+        hca.raise(VIRTIO_RDMA_EVENT_SRQ_ERR, srq.number());
         hca.make_ready(hca.jobs.srq(srq));
     }
 }

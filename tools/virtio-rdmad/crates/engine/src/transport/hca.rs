@@ -28,6 +28,7 @@ use crate::base::limits::Limits;
 use crate::base::queues::Jobs;
 use crate::base::quota::Quota;
 use crate::base::ready_set::ReadySet;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::table::Table;
 use crate::base::timers::Timers;
@@ -66,16 +67,16 @@ impl Responder {
 /// finds its QP and asks whether the device is frozen, so both are in one cache line.
 #[repr(align(64))]
 pub(crate) struct Qps {
-    table: Table<Qp>,
+    table: Table<Qp, Slot>,
     clock: GuestClock,
 }
 
 const _: () = assert!(size_of::<Qps>() == 64, "it is one cache line");
 
 impl Deref for Qps {
-    type Target = Table<Qp>;
+    type Target = Table<Qp, Slot>;
 
-    fn deref(&self) -> &Table<Qp> {
+    fn deref(&self) -> &Table<Qp, Slot> {
         &self.table
     }
 }
@@ -128,7 +129,7 @@ pub(crate) struct Hca {
     /// QPs by place: their number less one.
     pub qps: Qps,
     /// SRQs by place: their number less one.
-    pub srqs: Table<Mutex<Option<Srq>>>,
+    pub srqs: Table<Mutex<Option<Srq>>, Slot>,
     /// Held by a thread that counts, for the status, what waits in rings.
     pub status: Mutex<()>,
     /// Regions and windows by key.
@@ -222,19 +223,19 @@ impl Hca {
     }
 
     /// Returns the place of a QP number, if there was ever a QP of that number.
-    pub fn slot_of(&self, qpn: u32) -> Option<u16> {
-        let slot = u16::try_from(qpn.checked_sub(1)?).ok()?;
+    pub fn slot_of(&self, qpn: u32) -> Option<Slot> {
+        let slot = Slot::of_number(qpn)?;
         self.qps.get(slot).map(|_| slot)
     }
 
     /// Returns the place of an SRQ number, if there was ever an SRQ of that number.
-    pub fn srq_slot_of(&self, srqn: u32) -> Option<u16> {
-        let slot = u16::try_from(srqn.checked_sub(1)?).ok()?;
+    pub fn srq_slot_of(&self, srqn: u32) -> Option<Slot> {
+        let slot = Slot::of_number(srqn)?;
         self.srqs.get(slot).map(|_| slot)
     }
 
     /// Calls `f` with the SRQ in a place, if there is one.
-    pub fn with_srq<R>(&self, slot: u16, f: impl FnOnce(&mut Srq) -> R) -> Option<R> {
+    pub fn with_srq<R>(&self, slot: Slot, f: impl FnOnce(&mut Srq) -> R) -> Option<R> {
         lock(self.srqs.get(slot)?).as_mut().map(f)
     }
 
@@ -375,7 +376,7 @@ impl Hca {
     }
 
     /// Sets when the send queue of a QP is visited again, or takes that back.
-    pub fn set_timer(&self, slot: u16, deadline: Option<Instant>) {
+    pub fn set_timer(&self, slot: Slot, deadline: Option<Instant>) {
         lock(&self.timers).set(self.jobs.send(slot), deadline);
     }
 
@@ -411,7 +412,8 @@ impl Hca {
 
     /// Tells the process that a work request of a QP has ended with an error.
     #[cold]
-    pub fn note_error(&self, qpn: u32, status: WcStatus) {
+    pub fn note_error(&self, slot: Slot, status: WcStatus) {
+        let qpn = slot.number();
         self.wake.note(Incident::Send { qpn, status: status.to_abi().into() });
     }
 

@@ -9,6 +9,7 @@ use super::message::Nak;
 use super::responder::Arrival;
 use super::xrc;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 
 /// Sets the HCA and the place of the other end, to `None` unless an HCA with the destination GID is in
@@ -60,7 +61,7 @@ pub(crate) enum NoResponder {
 #[inline(always)]
 pub(crate) fn lock_responder<'a>(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     kind: QpType,
     requester: &Requester,
     peer: &'a Peer,
@@ -68,8 +69,7 @@ pub(crate) fn lock_responder<'a>(
     let remote = peer.device.qps.get(peer.slot).ok_or(NoResponder::Absent)?;
     let mut responder = lock(&remote.responder);
     let dgid = &requester.attr.ah_attr.grh.dgid;
-    let own = u32::from(slot) + 1;
-    if !remote.state().receives() || !responder.is_connected_to(kind, &requester.source, own, dgid)
+    if !remote.state().receives() || !responder.is_connected_to(kind, &requester.source, slot, dgid)
     {
         return Err(NoResponder::Absent);
     }
@@ -111,7 +111,7 @@ fn expects(responder: &mut Responder, requester: &Requester, kind: QpType) -> bo
 pub(crate) fn deliver(
     arrival: &mut Arrival<'_, '_>,
     kind: QpType,
-    waiter: (&Arc<Hca>, u16),
+    waiter: (&Arc<Hca>, Slot),
 ) -> Result<(), Nak> {
     match kind {
         QpType::XrcIni => xrc::respond(arrival, waiter),

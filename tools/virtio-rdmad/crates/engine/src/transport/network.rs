@@ -13,6 +13,7 @@ use std::sync::{Arc, RwLock, Weak};
 use super::rights::{AddressRights, Rights};
 use crate::base::address::{Address, Gid};
 use crate::base::host::{Clock, Uplink};
+use crate::base::slot::Slot;
 use crate::base::sync::{read, write};
 use crate::base::tenure::Tenure;
 
@@ -30,7 +31,7 @@ pub(crate) struct Member<D> {
     /// Its device.
     pub device: Weak<D>,
     /// Its place there.
-    pub slot: u16,
+    pub slot: Slot,
     /// Its number among those that ever joined a group: later ones have higher ones.
     pub number: u64,
 }
@@ -224,7 +225,7 @@ impl<D> Network<D> {
     }
 
     /// Adds a QP to a group that it is not in.
-    pub fn join(&self, gid: Gid, device: &Arc<D>, slot: u16) {
+    pub fn join(&self, gid: Gid, device: &Arc<D>, slot: Slot) {
         let mut groups = write(&self.groups);
         let number = self.members.fetch_add(1, Ordering::Relaxed);
         let member = Arc::new(Member { device: Arc::downgrade(device), slot, number });
@@ -233,7 +234,7 @@ impl<D> Network<D> {
     }
 
     /// Takes a QP out of a group.
-    pub fn leave(&self, gid: &Gid, device: &D, slot: u16) {
+    pub fn leave(&self, gid: &Gid, device: &D, slot: Slot) {
         let mut groups = write(&self.groups);
         let Some(group) = groups.get_mut(gid) else { return };
         let is_it = |member: &Member<D>| {

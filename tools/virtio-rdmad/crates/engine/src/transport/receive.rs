@@ -17,6 +17,7 @@ use super::srq;
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::qp::config::QpConfig;
 use crate::queue::cq::Cqe;
@@ -53,7 +54,7 @@ pub(crate) struct Receiver<'a> {
     /// The HCA of the QP.
     pub hca: &'a Arc<Hca>,
     /// The place of the QP.
-    pub slot: u16,
+    pub slot: Slot,
     /// Its responder.
     pub responder: &'a mut Responder,
     /// Where completions are held back.
@@ -61,11 +62,6 @@ pub(crate) struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    /// Returns the number of the QP.
-    fn qpn(&self) -> u32 {
-        u32::from(self.slot) + 1
-    }
-
     /// Returns whether an error ends the connection.
     pub fn is_reliable(&self) -> bool {
         self.responder.config.is_some_and(|config| config.wq.kind.is_reliable())
@@ -111,7 +107,7 @@ impl Receiver<'_> {
     }
 
     /// Takes the next work request of the QP's SRQ.
-    fn next_shared(&mut self, srq: u16, wait: Wait) -> Result<Popped, NoReceive> {
+    fn next_shared(&mut self, srq: Slot, wait: Wait) -> Result<Popped, NoReceive> {
         srq::take(self.hca, self.slot, srq, self.responder, wait).map_err(|error| {
             self.hca.stats.guest_error(Counter::BadReceiveChain, error);
             fail_srq(self.hca, srq);
@@ -161,7 +157,7 @@ impl Receiver<'_> {
         cqe.status = WcStatus::Success.to_abi();
         cqe.opcode = received.opcode as u8;
         cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
-        cqe.qp_num = self.qpn();
+        cqe.qp_num = self.slot.number();
         cqe.srqn = config.named_srqn();
         if let Some(immediate) = received.immediate {
             cqe.ex = immediate;
@@ -184,7 +180,7 @@ impl Receiver<'_> {
         cqe.wqe_index = failed.index;
         cqe.status = status.to_abi();
         cqe.opcode = failed.wc_opcode;
-        cqe.qp_num = self.qpn();
+        cqe.qp_num = self.slot.number();
         cqe.srqn = config.named_srqn();
         status.count(&self.hca.stats);
         self.batch.complete_receive(self.hca, config.recv_cq, cqe, false);
@@ -233,7 +229,7 @@ impl Receiver<'_> {
                 }
                 Err(error) => {
                     self.hca.stats.guest_error(Counter::BadReceiveChain, error);
-                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
+                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
                     return false;
                 }
             }
@@ -245,7 +241,7 @@ impl Receiver<'_> {
     fn reach_last_wqe(&mut self) {
         srq::leave(self.hca, self.slot, self.responder);
         if !std::mem::replace(&mut self.responder.last_wqe, true) {
-            self.hca.raise(VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, self.qpn());
+            self.hca.raise(VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, self.slot.number());
         }
     }
 }

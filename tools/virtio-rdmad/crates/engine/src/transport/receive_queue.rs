@@ -9,12 +9,13 @@ use super::receive::Receiver;
 use super::round::Round;
 use super::wire;
 use crate::base::budget::cost;
+use crate::base::slot::Slot;
 use crate::base::sync::try_lock;
 use crate::qp::state::QpState;
 
 /// Visits the receive queue of the QP in place `slot`, which was kicked, or whose QP has failed.
 /// Returns whether work is left at the end of the visit. Own thread only.
-pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
+pub(crate) fn visit(hca: &Arc<Hca>, slot: Slot, round: &mut Round) -> bool {
     let Some(qp) = hca.qps.get(slot) else { return false };
     let Some(mut responder) = try_lock(&qp.responder) else {
         // A peer sends to it, which may take as long as an access to memory does.

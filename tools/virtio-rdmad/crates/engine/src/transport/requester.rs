@@ -28,6 +28,7 @@ use super::wire::requester::post;
 use crate::base::budget::CHUNK;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::visit::Visit;
 use crate::base::wc_status::WcStatus;
@@ -54,7 +55,7 @@ fn is_yet_to_receive(requester: &Requester) -> bool {
 }
 
 /// Visits the send queue of the QP in place `slot`, until the budget is exhausted. Own thread only.
-pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> Visit {
+pub(crate) fn visit(hca: &Arc<Hca>, slot: Slot, round: &mut Round) -> Visit {
     let Some(qp) = hca.qps.get(slot) else { return Visit::Parked };
     let mut requester = lock(&qp.requester);
     let Some(config) = requester.config else { return Visit::Parked };
@@ -69,7 +70,7 @@ pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> Visit {
 /// returns what that has cost, in nanoseconds. Programs that post without waiting for completions, and
 /// are done, take what they posted for sent: other devices have sent it by the time a command reaches
 /// them.
-pub(crate) fn last_visit(hca: &Arc<Hca>, slot: u16) -> u64 {
+pub(crate) fn last_visit(hca: &Arc<Hca>, slot: Slot) -> u64 {
     let Some(qp) = hca.qps.get(slot) else { return 0 };
     if qp.state() != QpState::Rts || lock(&qp.requester).active {
         return 0;
@@ -161,7 +162,7 @@ impl Sender<'_> {
             Ok(Popped::Empty) => return false,
             Err(error) => {
                 self.hca.stats.guest_error(Counter::BadSendChain, error);
-                self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
+                self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
                 fail_requester(self.hca, self.slot, QpState::Err);
                 return false;
             }
@@ -575,7 +576,7 @@ impl Sender<'_> {
                 Ok(None) => return if found { Visit::Done } else { Visit::Empty },
                 Err(error) => {
                     self.hca.stats.guest_error(Counter::BadSendChain, error);
-                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
+                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
                     fail_requester(self.hca, self.slot, QpState::Err);
                     return Visit::Parked;
                 }
@@ -587,7 +588,7 @@ impl Sender<'_> {
     fn drained(&self, requester: &mut Requester) {
         if requester.notify_drained {
             requester.notify_drained = false;
-            self.hca.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, self.qpn());
+            self.hca.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, self.slot.number());
         }
     }
 }

@@ -20,6 +20,7 @@ use super::message::{Message, Nak, PSN_MASK};
 use super::receive::{NoReceive, Received, Receiver};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
+use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, Data, Side, View};
 use crate::memory::fast_reg::{Invalidation, Invalidator};
@@ -69,7 +70,7 @@ impl Arrival<'_, '_> {
     /// Does what the chunk asks for. `waiter` is the HCA and the place of the requester, should it have
     /// to wait for a receive; a requester on the wire asks again by itself.
     #[inline(always)] // or each message waits for the context to be written and read again
-    pub fn respond(&mut self, waiter: Option<(&Arc<Hca>, u16)>) -> Result<(), Nak> {
+    pub fn respond(&mut self, waiter: Option<(&Arc<Hca>, Slot)>) -> Result<(), Nak> {
         self.establish();
         self.cache.begin(&**self.to.hca);
         let answer = match self.message.request.operation {
@@ -98,7 +99,7 @@ impl Arrival<'_, '_> {
         if !responder.established {
             responder.established = true;
             if hca.qps.take(*slot).state() == QpState::Rtr {
-                hca.raise(VIRTIO_RDMA_EVENT_COMM_EST, u32::from(*slot) + 1);
+                hca.raise(VIRTIO_RDMA_EVENT_COMM_EST, slot.number());
             }
         }
     }

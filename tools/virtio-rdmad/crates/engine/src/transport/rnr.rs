@@ -13,6 +13,7 @@ use roce::RnrTimer;
 
 use super::hca::{Hca, Requester};
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::qp::halves::Wait;
 
 /// `rnr_retry` that means for ever.
@@ -52,7 +53,7 @@ pub(crate) fn asks_again(hca: &Hca, requester: &Requester) -> bool {
 
 /// Follows a peer's answer that it has no receive; `timer` is the encoded RNR timer. The peer tells of
 /// the next receive, unless it was said that it is asked again.
-pub(crate) fn not_ready(hca: &Hca, slot: u16, requester: &mut Requester, timer: u8) -> Retry {
+pub(crate) fn not_ready(hca: &Hca, slot: Slot, requester: &mut Requester, timer: u8) -> Retry {
     let now = hca.clock().now();
     let timer = delay(timer);
     let until = match requester.wait {

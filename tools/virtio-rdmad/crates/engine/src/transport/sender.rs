@@ -13,6 +13,7 @@ use super::hca::{Hca, Qp, Requester};
 use super::message::PSN_MASK;
 use super::round::Round;
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::management::invalidate;
@@ -51,7 +52,7 @@ pub(super) struct Sender<'a> {
     /// Its HCA.
     pub hca: &'a Arc<Hca>,
     /// Its place.
-    pub slot: u16,
+    pub slot: Slot,
     /// The QP, whose requester is locked.
     pub qp: &'a Qp,
     /// What it was created with.
@@ -59,11 +60,6 @@ pub(super) struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    /// Returns the number of the QP.
-    pub fn qpn(&self) -> u32 {
-        u32::from(self.slot) + 1
-    }
-
     /// Invalidates the key that a work request names for this side, if the work request names a key. Returns the status of
     /// the work request. `Err`: a copy by this key is under way, and the work request does not end before it.
     pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<WcStatus, Arc<Mr>> {
@@ -128,7 +124,7 @@ impl Sender<'_> {
         if status != WcStatus::Success {
             let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
             fail_requester(self.hca, self.slot, next);
-            self.hca.note_error(self.qpn(), status);
+            self.hca.note_error(self.slot, status);
             self.complete(done, status, 0, batch);
             return;
         }
@@ -175,7 +171,7 @@ impl Sender<'_> {
         cqe.opcode = done.wc_opcode;
         cqe.wqe_index = done.index;
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
-        cqe.qp_num = self.qpn();
+        cqe.qp_num = self.slot.number();
         status.count(&self.hca.stats);
         batch.complete_send(self.hca, self.config.send_cq, cqe);
     }

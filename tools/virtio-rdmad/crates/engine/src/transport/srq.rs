@@ -7,6 +7,7 @@ use abi::VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED;
 use super::failure;
 use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
+use crate::base::slot::Slot;
 use crate::base::sync::{lock, try_lock};
 use crate::queue::srq::{SrqError, Wait};
 use crate::queue::wqe::{Popped, ReceiveWqe};
@@ -14,8 +15,8 @@ use crate::queue::wqe::{Popped, ReceiveWqe};
 /// Takes a work request of an SRQ for the QP in place `slot`, into the place of its responder's.
 pub(crate) fn take(
     hca: &Hca,
-    slot: u16,
-    srq: u16,
+    slot: Slot,
+    srq: Slot,
     responder: &mut Responder,
     wait: Wait,
 ) -> Result<Popped, SrqError> {
@@ -28,7 +29,7 @@ pub(crate) fn take(
         })
         .unwrap_or((Ok(Popped::Empty), false, false));
     if limit {
-        hca.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, u32::from(srq) + 1);
+        hca.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, srq.number());
     }
     if is_set_aside {
         // The others may not come for it, and no doorbell tells of that.
@@ -39,7 +40,7 @@ pub(crate) fn take(
 
 /// Parts the QP in place `slot` from its SRQ, because it is reset or destroyed, or takes no more work
 /// requests: it does not wait for one, and one that it did not complete is taken by another.
-pub(crate) fn leave(hca: &Hca, slot: u16, responder: &mut Responder) {
+pub(crate) fn leave(hca: &Hca, slot: Slot, responder: &mut Responder) {
     let Some(srq) = responder.config.and_then(|config| config.srq) else { return };
     let mut unfinished = None;
     if std::mem::take(&mut responder.has_receive) {
@@ -54,7 +55,7 @@ pub(crate) fn leave(hca: &Hca, slot: u16, responder: &mut Responder) {
 
 /// Parts the XRC target in place `slot` from an SRQ that ends: it is not in the middle of a message for
 /// that, and the sender of one finds that out. Returns whether there was ever a QP in the place.
-pub(crate) fn abandon(hca: &Hca, srq: u16, slot: u16) -> bool {
+pub(crate) fn abandon(hca: &Hca, srq: Slot, slot: Slot) -> bool {
     let Some(qp) = hca.qps.get(slot) else { return false };
     let mut responder = lock(&qp.responder);
     if responder.config.is_some_and(|config| config.srq == Some(srq)) {
@@ -67,7 +68,7 @@ pub(crate) fn abandon(hca: &Hca, srq: u16, slot: u16) -> bool {
 
 /// Visits an SRQ whose owner rang, or which has failed: as many requesters that wait for a work request try again as
 /// there are work requests. Returns whether some are left at the end of the visit. Own thread only.
-pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
+pub(crate) fn visit(hca: &Hca, srq: Slot, budget: &mut Budget) -> bool {
     let next = || hca.with_srq(srq, |srq| srq.users.next_to_fail())?;
     if failure::fail_users(hca, budget, next) {
         return true;
@@ -84,7 +85,7 @@ pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
 /// Rouses as many requesters as there are work requests, within the budget. QPs whose responders are locked are `locked`:
 /// a peer sends to them, which may take as long as an access to memory does. Returns whether nobody else is to be roused
 /// before the next visit.
-fn rouse(hca: &Hca, srq: u16, budget: &mut Budget, locked: &mut Vec<u16>) -> bool {
+fn rouse(hca: &Hca, srq: Slot, budget: &mut Budget, locked: &mut Vec<Slot>) -> bool {
     let now = hca.clock().now();
     while !budget.is_over() {
         let Some(slot) = hca.with_srq(srq, |srq| srq.rouse(now)).flatten() else {

@@ -13,6 +13,7 @@ use super::hca::{Hca, Requester};
 use super::round::Round;
 use super::wire::{self, is_away, is_group_away};
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{Data, View};
 use crate::memory::mr::Claim;
@@ -27,7 +28,7 @@ const CONTROLLED_QKEY: u32 = 1 << 31;
 /// sent once more.
 pub(crate) fn send(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     requester: &Requester,
     config: &QpConfig,
     round: &mut Round,
@@ -61,7 +62,7 @@ pub(crate) fn send(
     let datagram = Datagram {
         dgid: av.dgid,
         vlan: source.vlan,
-        src_qpn: u32::from(slot) + 1,
+        src_qpn: slot.qpn(),
         qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
         sl: (av.sl_tclass_flowlabel >> 28) as u8,
         grh: grh(av, &source.gid, packet_len(wqe)),

@@ -14,11 +14,12 @@ use super::receive::Receiver;
 use super::responder::Arrival;
 use super::srq;
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::qp::config::QpConfig;
 
 /// Does what a chunk asks for of an XRC target, as [`Arrival::respond`].
 #[inline(never)]
-pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, u16)) -> Result<(), Nak> {
+pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, Slot)) -> Result<(), Nak> {
     with_srq(arrival, |arrival| arrival.respond(Some(waiter)))
 }
 
@@ -58,7 +59,7 @@ fn select_srq(to: &mut Receiver<'_>, srqn: u32) -> bool {
 }
 
 /// Returns the place, the PD and the CQ of the SRQ of this number, if it is of the domain of an XRC target.
-fn find_srq(hca: &Hca, target: &QpConfig, srqn: u32) -> Option<(u16, u32, u16)> {
+fn find_srq(hca: &Hca, target: &QpConfig, srqn: u32) -> Option<(Slot, u32, u16)> {
     let srq = hca.srq_slot_of(srqn)?;
     let (pdn, cq) = hca.with_srq(srq, |srq| srq.of_domain(target.xrcdn))??;
     Some((srq, pdn, cq))

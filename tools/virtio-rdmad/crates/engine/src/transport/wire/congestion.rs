@@ -11,6 +11,7 @@ use super::{is_away, is_group_away};
 use crate::base::address::Address;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::halves::Wait;
 use crate::transport::hca::{Hca, Requester, Responder};
@@ -22,7 +23,7 @@ use crate::transport::sender::Sender;
 #[allow(clippy::too_many_arguments)] // halves of a QP have these in common
 pub(super) fn look(
     hca: &Hca,
-    slot: u16,
+    slot: Slot,
     attr: &virtio_rdma_qp_attr,
     source: &Address,
     flow: &mut Flow,
@@ -37,7 +38,7 @@ pub(super) fn look(
     if !flow.notifier.marked(hca.clock().now()) {
         return;
     }
-    let Some(path) = Path::new(hca, u32::from(slot) + 1, attr, source) else { return };
+    let Some(path) = Path::new(hca, slot, attr, source) else { return };
     let psn = if is_named { packet.headers.bth.psn } else { Psn::new(0) };
     let mut headers = path.headers(Opcode::CNP, psn, ExtendedHeaders::default());
     headers.bth.becn = true;
@@ -49,7 +50,7 @@ pub(super) fn look(
 
 /// Follows a CNP, and counts it. Without its PSN it does not say which half of the QP sent the packet that was
 /// marked, so both send more slowly.
-pub(super) fn arrive(hca: &Hca, slot: u16, packet: &Packet<'_>) {
+pub(super) fn arrive(hca: &Hca, slot: Slot, packet: &Packet<'_>) {
     let Some(qp) = hca.qps.get(slot) else { return hca.count_cnp(None) };
     let by_requester = to_requester(hca, &mut lock(&qp.requester), packet);
     let by_responder = to_responder(hca, &mut lock(&qp.responder), packet);

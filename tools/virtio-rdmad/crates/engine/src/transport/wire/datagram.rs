@@ -15,6 +15,7 @@ use super::path::Path;
 use crate::base::address::Address;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Data};
 use crate::transport::datagram::{count_drop, Datagram, MTU};
@@ -31,14 +32,14 @@ pub(crate) fn send(
     to: &WrUd,
     psn: u32,
 ) -> Result<(), ()> {
-    let (qpn, dest_qpn) = (datagram.src_qpn, to.remote_qpn);
+    let source_qp = datagram.src_qpn;
     let operation = match datagram.immediate {
         Some(_) => Operation::SendWithImmediate,
         None => Operation::Send,
     };
-    let path = Path::of_datagram(hca, qpn, dest_qpn, &to.av, source);
+    let path = Path::of_datagram(hca, source_qp, to.remote_qpn, &to.av, source);
     let opcode = Opcode::new(Service::Ud, operation, Position::Only);
-    let (Some(path), Some(opcode), Some(source_qp)) = (path, opcode, Qpn::new(qpn)) else {
+    let (Some(path), Some(opcode)) = (path, opcode) else {
         hca.stats.add(Counter::DropUnreachable, 1);
         return Ok(());
     };
@@ -61,7 +62,7 @@ pub(crate) fn send(
 /// Gives a datagram to the QP in a place. Returns what counts it if it is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     packet: &Packet<'_>,
     round: &mut Round,
 ) -> Result<(), Counter> {
@@ -116,7 +117,7 @@ fn datagram<'a>(packet: &Packet<'a>) -> Result<Datagram<'a>, Counter> {
     Ok(Datagram {
         dgid: headers.ip.destination_gid(),
         vlan: headers.ethernet.vlan_id(),
-        src_qpn: deth.source_qp.get(),
+        src_qpn: deth.source_qp,
         qkey: deth.qkey,
         sl: headers.ethernet.vlan.map_or(0, Vlan::priority),
         grh: packet.grh(),
@@ -128,7 +129,7 @@ fn datagram<'a>(packet: &Packet<'a>) -> Result<Datagram<'a>, Counter> {
 }
 
 /// Checks that there is a QP that takes datagrams.
-fn check_qp(hca: &Hca, slot: u16) -> Result<(), Counter> {
+fn check_qp(hca: &Hca, slot: Slot) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     check_type(lock(&qp.responder).config, &[QpType::Ud, QpType::Gsi])?;
     check_receives(qp.state())

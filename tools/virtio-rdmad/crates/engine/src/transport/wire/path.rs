@@ -11,6 +11,7 @@ use roce::{
 };
 
 use crate::base::address::{is_multicast, Address, Gid};
+use crate::base::slot::Slot;
 use crate::transport::hca::Hca;
 
 /// The bytes that a packet takes on the wire besides its payload, about: preamble, Ethernet header, IPv4, UDP,
@@ -44,9 +45,14 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// Returns the path of the QP `qpn` with these attributes, whose packets have this source; `None` if the
+    /// Returns the path of the QP in place `slot` with these attributes, whose packets have this source; `None` if the
     /// peer can have no such address.
-    pub fn new(hca: &Hca, qpn: u32, attr: &virtio_rdma_qp_attr, source: &Address) -> Option<Self> {
+    pub fn new(
+        hca: &Hca,
+        slot: Slot,
+        attr: &virtio_rdma_qp_attr,
+        source: &Address,
+    ) -> Option<Self> {
         let av = &attr.ah_attr;
         let to = Target {
             dmac: av.dmac,
@@ -56,13 +62,13 @@ impl Path {
             flow_label: av.grh.flow_label,
             hop_limit: av.grh.hop_limit,
         };
-        Self::to(hca, qpn, attr.dest_qp_num, &to, source)
+        Self::to(hca, slot.qpn(), attr.dest_qp_num, &to, source)
     }
 
     /// Returns the path of a datagram from the QP `qpn` to the QP `dest_qpn`.
     pub fn of_datagram(
         hca: &Hca,
-        qpn: u32,
+        qpn: Qpn,
         dest_qpn: u32,
         av: &virtio_rdma_av,
         source: &Address,
@@ -80,7 +86,7 @@ impl Path {
 
     /// Returns a path; `None` for a peer that can have no such address: packets for one peer do not go to a group's MAC
     /// address, by which they would reach every station of the network.
-    fn to(hca: &Hca, qpn: u32, dest_qpn: u32, to: &Target, source: &Address) -> Option<Self> {
+    fn to(hca: &Hca, qpn: Qpn, dest_qpn: u32, to: &Target, source: &Address) -> Option<Self> {
         let flow_label = FlowLabel::new(to.flow_label & FLOW_LABEL)?;
         let dest_qp = Qpn::new(dest_qpn)?;
         let destination = if is_multicast(&to.dgid) {
@@ -97,7 +103,7 @@ impl Path {
                 vlan: source.vlan.map(tag),
             },
             ip: ip(to, dscp, flow_label, source)?,
-            source_port: roce::source_port(flow_label, Qpn::new(qpn)?, dest_qp),
+            source_port: roce::source_port(flow_label, qpn, dest_qp),
             dest_qp,
         })
     }

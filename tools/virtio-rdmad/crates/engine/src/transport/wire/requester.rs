@@ -17,6 +17,7 @@ use super::path::{Path, OVERHEAD};
 use super::{congestion, service};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, View};
@@ -131,7 +132,7 @@ impl Sender<'_> {
             return false;
         }
         window.rnr_until = None;
-        let Some(path) = Path::new(hca, self.qpn(), attr, source) else {
+        let Some(path) = Path::new(hca, self.slot, attr, source) else {
             self.fail_front(requester, WcStatus::LocalQpOperation, round);
             return false;
         };
@@ -382,7 +383,7 @@ impl Sender<'_> {
         }
         let aeth = packet.headers.extended.aeth.as_ref();
         let asks = aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
-        if let Some(path) = Path::new(self.hca, self.qpn(), attr, source).filter(|_| asks) {
+        if let Some(path) = Path::new(self.hca, self.slot, attr, source).filter(|_| asks) {
             offer(self.hca, &path, packet.headers.bth.psn, false, round);
         }
         self.set_deadline(requester);
@@ -486,7 +487,7 @@ fn nak_status(code: NakCode) -> Option<WcStatus> {
 /// Follows a packet that answers a request of a QP of one of these types. Returns what counts it if it is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     kinds: &[QpType],
     packet: &Packet<'_>,
     round: &mut Round,

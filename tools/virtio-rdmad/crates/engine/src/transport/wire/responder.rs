@@ -18,6 +18,7 @@ use super::{congestion, service};
 use crate::base::counters::Counter;
 use crate::base::limits::MAX_MSG_SIZE;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, Data, View};
@@ -47,7 +48,7 @@ pub(super) struct Done {
 /// Follows a packet of a request for a QP of this type. Returns what counts it if it is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     kind: QpType,
     packet: &Packet<'_>,
     round: &mut Round,
@@ -89,7 +90,7 @@ pub(crate) fn arrive(
 
 /// Follows a requester that knows selective acknowledgements. It answers an offer of this responder's, or asks for one. One
 /// that asks is told and not believed: it need not know what was offered. Returns what counts it if it is dropped.
-pub(crate) fn offered(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>) -> Result<(), Counter> {
+pub(crate) fn offered(hca: &Arc<Hca>, slot: Slot, packet: &Packet<'_>) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut responder = lock(&qp.responder);
     let kind = check_kind(&responder)?;
@@ -122,7 +123,7 @@ fn check_kind(responder: &Responder) -> Result<QpType, Counter> {
 /// back.
 fn follow(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     responder: &mut Responder,
     inbound: &mut Inbound,
     packet: &Packet<'_>,
@@ -205,7 +206,7 @@ fn hold(hca: &Hca, inbound: &mut Inbound, packet: &Packet<'_>) -> bool {
 /// whether some of them are left.
 fn follow_held(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     responder: &mut Responder,
     inbound: &mut Inbound,
     round: &mut Round,
@@ -295,7 +296,7 @@ fn repeat(
 /// Does what a request asks for that is expected.
 pub(super) fn execute(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     responder: &mut Responder,
     inbound: &mut Inbound,
     packet: &Packet<'_>,
@@ -457,7 +458,7 @@ fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
 /// Sends back what is due, until the budget is exhausted. Returns whether something is left.
 pub(crate) fn pump(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     responder: &mut Responder,
     round: &mut Round,
 ) -> bool {
@@ -476,9 +477,8 @@ pub(crate) fn pump(
     if inbound.naks.is_due(now) || is_over {
         tell_missing(&mut inbound);
     }
-    let qpn = u32::from(slot) + 1;
     let service = service(config.wq.kind);
-    let path = Path::new(hca, qpn, &responder.attr, &responder.source);
+    let path = Path::new(hca, slot, &responder.attr, &responder.source);
     let mtu = mtu_bytes(responder.attr.path_mtu);
     let held_until = held_until.filter(|_| !is_over);
     let mut next = [inbound.naks.next(), held_until].into_iter().flatten().min();
@@ -566,7 +566,7 @@ pub(crate) fn pump(
 }
 
 /// Ends a QP whose peer reads what it may not.
-fn fail(hca: &Arc<Hca>, slot: u16, responder: &mut Responder, round: &mut Round) {
+fn fail(hca: &Arc<Hca>, slot: Slot, responder: &mut Responder, round: &mut Round) {
     let Round { batch, .. } = round;
     Receiver { hca, slot, responder, batch }.fail(Some(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
 }
@@ -589,7 +589,7 @@ fn answer(
 /// Sends a packet of the data of a READ; whether it was the last. Fails if the memory is not there any more.
 fn send_data(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     path: &Path,
     read: &mut ReadReply,
     aeth: Aeth,

@@ -14,6 +14,7 @@ use super::requester::{opcode, position};
 use super::responder::execute;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
 use crate::memory::mr_cache::Mappings;
@@ -35,7 +36,7 @@ impl Sender<'_> {
             }
         }
         let attr = &requester.attr;
-        let Some(path) = Path::new(self.hca, self.qpn(), attr, &requester.source) else {
+        let Some(path) = Path::new(self.hca, self.slot, attr, &requester.source) else {
             round.budget.spend(0);
             self.hca.stats.add(Counter::DropUnreachable, 1);
             return Step::End(WcStatus::Success);
@@ -77,7 +78,7 @@ impl Sender<'_> {
 /// Follows a packet of a message. Returns what counts it if it is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     packet: &Packet<'_>,
     round: &mut Round,
 ) -> Result<(), Counter> {
@@ -99,7 +100,7 @@ pub(crate) fn arrive(
 /// have the PSN behind the one before, or its message is dropped (IBA 9.8.2.2).
 fn follow(
     hca: &Arc<Hca>,
-    slot: u16,
+    slot: Slot,
     responder: &mut Responder,
     inbound: &mut Inbound,
     packet: &Packet<'_>,
