@@ -133,11 +133,11 @@ impl Default for Offer {
     }
 }
 
-/// The packet that is sent next.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Transmit<'a, T> {
-    /// The message of the packet.
-    pub message: &'a T,
+/// The packet that is sent next. [`Window::message`] has its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// The place of its message in the window.
+    at: usize,
     /// The number of the packet in its message, from 0 on; for a request, the first packet of the response that it
     /// requests.
     pub index: u32,
@@ -177,8 +177,6 @@ pub struct Window<T> {
     snd_nxt: Psn,
     /// The PSN behind all packets that were ever sent.
     snd_max: Psn,
-    /// The first PSN of the next message.
-    next_psn: Psn,
     /// Whether `snd_nxt` has gone back and no request was acknowledged since. Packets that were under way behind a lost
     /// one lead to a NAK each, and only the first NAK has all packets sent again.
     went_back: bool,
@@ -302,7 +300,6 @@ impl<T> SavedWindow<T> {
             acked,
             snd_nxt,
             snd_max,
-            next_psn,
             went_back: self.went_back,
             has_gaps: self.has_gaps,
             has_progress: false,
@@ -335,7 +332,7 @@ impl<T: Clone> Window<T> {
             acked: self.acked,
             snd_nxt: self.snd_nxt,
             snd_max: self.snd_max,
-            next_psn: self.next_psn,
+            next_psn: self.next_psn(),
             went_back: self.went_back,
             has_gaps: self.has_gaps,
             is_selective: self.is_selective,
@@ -364,7 +361,6 @@ impl<T> Window<T> {
             acked: psn,
             snd_nxt: psn,
             snd_max: psn,
-            next_psn: psn,
             went_back: false,
             has_gaps: false,
             has_progress: false,
@@ -415,7 +411,7 @@ impl<T> Window<T> {
     /// Returns whether the window has room for a message of `packets` packets.
     pub fn has_room(&self, packets: u32) -> bool {
         let Some(oldest) = self.entries.front() else { return true };
-        let under_way = self.next_psn.distance_from(oldest.first).unsigned_abs();
+        let under_way = self.next_psn().distance_from(oldest.first).unsigned_abs();
         self.entries.len() < MOST_MESSAGES && under_way.saturating_add(packets) <= MOST_PACKETS
     }
 
@@ -429,9 +425,9 @@ impl<T> Window<T> {
         self.entries.is_empty()
     }
 
-    /// Returns the first PSN of the next message.
+    /// Returns the first PSN of the next message. An empty window is complete up to that.
     pub fn next_psn(&self) -> Psn {
-        self.next_psn
+        self.entries.back().map_or(self.snd_una, Entry::end)
     }
 
     /// Returns the PSN in front of which all requests are acknowledged.
@@ -465,8 +461,7 @@ impl<T> Window<T> {
 
     /// Adds a message of `packets` packets, for which the window [has room](Self::has_room).
     pub fn push(&mut self, message: T, packets: u32, kind: Kind) {
-        let first = self.next_psn;
-        self.next_psn = first.plus(packets);
+        let first = self.next_psn();
         self.with_response += usize::from(kind.has_response);
         let (received, lost_below, requested_below) = Default::default();
         self.entries.push_back(Entry {
@@ -483,32 +478,18 @@ impl<T> Window<T> {
     /// Returns the packet that is sent next: a request for a gap of a response, then a lost packet, then a new one.
     /// `None` if there is no packet, if the congestion window is full, or if the next packet requests a response while
     /// `most_responses` are missing. A caller that has sent the packet calls [`Self::transmitted`].
-    pub fn poll_transmit(&self, most_responses: u8) -> Option<Transmit<'_, T>> {
+    pub fn poll_transmit(&self, most_responses: u8) -> Option<Transmit> {
+        let again = |at, index, count, psn| {
+            Some(Transmit { at, index, count, psn, ack_request: true, is_retransmit: true })
+        };
         if let Some((at, gap)) = self.next_gap() {
-            let Entry { message, first, .. } = self.entries.get(at)?;
-            let (index, count) = (gap.start, gap.end - gap.start);
-            let psn = first.plus(index);
-            return Some(Transmit {
-                message,
-                index,
-                count,
-                psn,
-                ack_request: true,
-                is_retransmit: true,
-            });
+            let psn = self.entries.get(at)?.first.plus(gap.start);
+            return again(at, gap.start, gap.end - gap.start, psn);
         }
         if let Some((at, psn)) = self.next_retransmit() {
-            let Entry { message, first, packets, .. } = self.entries.get(at)?;
+            let Entry { first, packets, .. } = self.entries.get(at)?;
             let index = psn.distance_from(*first).unsigned_abs();
-            let count = packets - index;
-            return Some(Transmit {
-                message,
-                index,
-                count,
-                psn,
-                ack_request: true,
-                is_retransmit: true,
-            });
+            return again(at, index, packets - index, psn);
         }
         let at = self.at_snd_nxt();
         let entry = self.entries.get(at)?;
@@ -532,9 +513,15 @@ impl<T> Window<T> {
             (ack_request, in_flight < cwnd)
         };
         let count = entry.packets - index;
-        let (message, psn) = (&entry.message, self.snd_nxt);
+        let psn = self.snd_nxt;
         let is_retransmit = psn.is_before(self.snd_max);
-        may_go.then_some(Transmit { message, index, count, psn, ack_request, is_retransmit })
+        may_go.then_some(Transmit { at, index, count, psn, ack_request, is_retransmit })
+    }
+
+    /// Returns the message of a packet that [`Self::poll_transmit`] has returned, as long as the window has not changed
+    /// since.
+    pub fn message(&self, transmit: &Transmit) -> Option<&T> {
+        self.entries.get(transmit.at).map(|entry| &entry.message)
     }
 
     /// Returns the gap that is requested next: the place of its message, and its packets.

@@ -13,16 +13,16 @@ use abi::{
     VIRTIO_RDMA_QP_RATE_LIMIT, VIRTIO_RDMA_QP_RETRY_CNT, VIRTIO_RDMA_QP_RNR_RETRY,
     VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_QP_TIMEOUT,
 };
+use roce::Psn;
 
 use super::call::Call;
 use super::status::Status;
 use crate::base::address::Address;
 use crate::base::sync::lock;
 use crate::memory::access::KNOWN_ACCESS;
-use crate::qp::halves::Partner;
+use crate::qp::halves::{Partner, Requester};
 use crate::qp::state::{check, QpState, Refused};
-use crate::transport::hca::{Hca, Requester, Responder};
-use crate::transport::message::PSN_MASK;
+use crate::transport::hca::{Hca, Responder};
 use crate::transport::{requester, srq};
 
 /// Largest QP number.
@@ -86,6 +86,7 @@ pub(super) fn modify(
         responder.partner = partner;
     }
     responder.attr = change.attr;
+    responder.expected.psn = Psn::new(change.attr.rq_psn);
     responder.source = change.source;
     requester.attr = change.attr;
     requester.source = change.source;
@@ -140,8 +141,8 @@ fn change(
 ) -> Result<Change, Status> {
     let mut attr = responder.attr;
     let mut source = responder.source;
-    // The requester counts on.
-    attr.sq_psn = requester.attr.sq_psn;
+    // Both count on.
+    (attr.sq_psn, attr.rq_psn) = psns(requester, responder);
     let has = |bit| mask & bit != 0;
     let rd_atomic = hca.limits.max_rd_atomic;
     let not_here = VIRTIO_RDMA_QP_CAP | VIRTIO_RDMA_QP_ALT_PATH | VIRTIO_RDMA_QP_RATE_LIMIT;
@@ -187,9 +188,14 @@ fn change(
     set32(VIRTIO_RDMA_QP_QKEY, &mut attr.qkey, new.qkey);
     set32(VIRTIO_RDMA_QP_ACCESS_FLAGS, &mut attr.qp_access_flags, new.qp_access_flags);
     set32(VIRTIO_RDMA_QP_DEST_QPN, &mut attr.dest_qp_num, new.dest_qp_num);
-    set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, new.rq_psn & PSN_MASK);
-    set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, new.sq_psn & PSN_MASK);
+    set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, Psn::new(new.rq_psn).get());
+    set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, Psn::new(new.sq_psn).get());
     Ok(Change { attr, source })
+}
+
+/// Returns the PSN that a QP sends next, and the one that it expects.
+fn psns(requester: &Requester, responder: &Responder) -> (u32, u32) {
+    (requester.sq_psn().get(), responder.expected.psn.get())
 }
 
 /// Returns the access flags that a QP may have. It may let its peer ask for persistence, which no
@@ -223,7 +229,7 @@ pub(super) fn query(
     let mut attr = responder.attr;
     attr.qp_state = state as u8;
     attr.cur_qp_state = state as u8;
-    attr.sq_psn = requester.attr.sq_psn;
+    (attr.sq_psn, attr.rq_psn) = psns(&requester, &responder);
     attr.sq_draining = u8::from(state == QpState::Sqd && requester.is_sending());
     Ok(virtio_rdma_rsp_query_qp { attr })
 }

@@ -5,19 +5,21 @@
 //! `D` is the device that the other end belongs to, of which this floor knows nothing.
 
 use std::mem::offset_of;
-use std::ops::{Deref, Range as Span};
+use std::ops::{Deref, DerefMut, Range as Span};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
-use reliability::{Flow, Pace, Window};
+use reliability::{Expected, Flow, Pace, Window};
+use roce::Psn;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
 
 use super::admission::Admission;
 use super::config::QpConfig;
 use super::inbound::Inbound;
+use super::mtu::packets;
 use super::state::QpState;
 use crate::base::address::{Address, Gid};
 use crate::base::identity::DeviceId;
@@ -43,9 +45,9 @@ pub(crate) struct Qp<D> {
     /// The place of its type in [`QpType::ALL`], or [`NO_QP`]. Changes only under `responder`'s lock.
     kind: AtomicU8,
     /// Locked by the guest's own thread and by that of a peer.
-    pub responder: Mutex<Responder<D>>,
+    pub responder: Mutex<ResponderHalf<D>>,
     /// Locked by the guest's own thread, and for a moment by one that asks for the status.
-    pub requester: Apart<Mutex<Requester<D>>>,
+    pub requester: Apart<Mutex<RequesterHalf<D>>>,
 }
 
 /// What has cache lines of its own.
@@ -73,8 +75,8 @@ impl<D> Default for Qp<D> {
         Self {
             state: AtomicU8::new(QpState::Reset as u8),
             kind: AtomicU8::new(NO_QP),
-            responder: Mutex::new(Responder::new()),
-            requester: Apart(Mutex::new(Requester::new())),
+            responder: Mutex::new(ResponderHalf { inbound: None, responder: Responder::new() }),
+            requester: Apart(Mutex::new(RequesterHalf { peer: None, requester: Requester::new() })),
         }
     }
 }
@@ -175,15 +177,47 @@ impl Partner {
     }
 }
 
-/// The half that sends.
-pub(crate) struct Requester<D> {
+/// The half that sends: the requester, and beside it the other end, whose responder stays locked while the requester
+/// changes.
+pub(crate) struct RequesterHalf<D> {
+    /// The other end, where it was last found.
+    pub peer: Option<Peer<D>>,
+    /// The requester.
+    pub requester: Requester,
+}
+
+impl<D> RequesterHalf<D> {
+    /// Forgets the work under way and the peer, as RESET does.
+    pub fn reset(&mut self) {
+        self.peer = None;
+        self.requester.reset();
+    }
+}
+
+impl<D> Deref for RequesterHalf<D> {
+    type Target = Requester;
+
+    fn deref(&self) -> &Requester {
+        &self.requester
+    }
+}
+
+impl<D> DerefMut for RequesterHalf<D> {
+    fn deref_mut(&mut self) -> &mut Requester {
+        &mut self.requester
+    }
+}
+
+/// The queue that sends, and what is under way.
+pub(crate) struct Requester {
     /// The send queue.
     pub queue: WorkQueue,
     /// The region of both rings, if the QP has rings.
     pub region: Box<[Range]>,
     /// What the QP was created with; `None`: there is none.
     pub config: Option<QpConfig>,
-    /// Attributes, a copy of the responder's but for `sq_psn`.
+    /// Attributes, a copy of the responder's but for `sq_psn`, the PSN of the next packet until there is a window
+    /// ([`Self::sq_psn`]).
     pub attr: virtio_rdma_qp_attr,
     /// The source.
     pub source: Address,
@@ -208,8 +242,6 @@ pub(crate) struct Requester<D> {
     pub pace: Pace,
     /// How often it is tried again without an answer.
     pub retry_left: u8,
-    /// The other end, where it was last found.
-    pub peer: Option<Peer<D>>,
     /// Whom the connection is with.
     pub partner: Partner,
     /// SQ_DRAINED is to be raised.
@@ -220,7 +252,7 @@ pub(crate) struct Requester<D> {
     pub flow: Option<Box<Flow>>,
 }
 
-impl<D> Requester<D> {
+impl Requester {
     fn new() -> Self {
         Self {
             queue: WorkQueue::default(),
@@ -238,11 +270,28 @@ impl<D> Requester<D> {
             asks_again: true,
             pace: Pace::default(),
             retry_left: 0,
-            peer: None,
             partner: Partner::Unknown,
             notify_drained: false,
             window: None,
             flow: None,
+        }
+    }
+
+    /// Returns the PSN of the packet behind all that were sent, or wait in the window to be sent.
+    pub fn sq_psn(&self) -> Psn {
+        match &self.window {
+            Some(window) => window.next_psn(),
+            None => Psn::new(self.attr.sq_psn),
+        }
+    }
+
+    /// Counts the PSNs of the work request under way, which was done without a window.
+    #[inline(always)]
+    pub fn count_psns(&mut self) {
+        let request = &self.wqe.request;
+        if !request.operation.is_local() {
+            let count = packets(request.total, self.attr.path_mtu);
+            self.attr.sq_psn = self.sq_psn().plus(count).get();
         }
     }
 
@@ -262,12 +311,10 @@ impl<D> Requester<D> {
         self.retry_left = self.attr.retry_cnt;
     }
 
-    /// Forgets the work under way and the peer, as RESET does.
-    pub fn reset(&mut self) {
+    fn reset(&mut self) {
         self.active = false;
         self.wait = Wait::No;
         self.pace = Pace::default();
-        self.peer = None;
         self.partner = Partner::Unknown;
         self.notify_drained = false;
         self.window = None;
@@ -278,15 +325,48 @@ impl<D> Requester<D> {
     }
 }
 
-/// The half that receives, and the QP's attributes.
+/// The half that receives: the responder, and beside it what is remembered of a peer on another host, whose packets are
+/// messages to the responder.
+pub(crate) struct ResponderHalf<D> {
+    /// What is remembered of a peer that is reached over the wire.
+    pub inbound: Option<Box<Inbound>>,
+    /// The responder.
+    pub responder: Responder<D>,
+}
+
+impl<D> ResponderHalf<D> {
+    /// Forgets what a connection made, as RESET does; capabilities and multicast groups stay.
+    pub fn reset(&mut self) {
+        self.inbound = None;
+        self.responder.reset();
+    }
+}
+
+impl<D> Deref for ResponderHalf<D> {
+    type Target = Responder<D>;
+
+    fn deref(&self) -> &Responder<D> {
+        &self.responder
+    }
+}
+
+impl<D> DerefMut for ResponderHalf<D> {
+    fn deref_mut(&mut self) -> &mut Responder<D> {
+        &mut self.responder
+    }
+}
+
+/// The queue that receives, the message that arrives, and the QP's attributes.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Responder<D> {
     /// The receive queue.
     pub queue: WorkQueue,
     /// What the QP was created with; `None`: there is none. [`Qp::configure`] changes that.
     pub config: Option<QpConfig>,
-    /// Attributes, in the form of QUERY_QP.
+    /// Attributes, in the form of QUERY_QP, but for `rq_psn`, which `expected` has.
     pub attr: virtio_rdma_qp_attr,
+    /// The PSN that is expected next.
+    pub expected: Expected,
     /// The source.
     pub source: Address,
     /// Whom the connection is with.
@@ -305,8 +385,6 @@ pub(crate) struct Responder<D> {
     pub notify: bool,
     /// The multicast groups that the QP is attached to, whatever its state.
     pub groups: Vec<Gid>,
-    /// What is remembered of a peer that is reached over the wire.
-    pub inbound: Option<Box<Inbound>>,
 }
 
 impl<D> Responder<D> {
@@ -315,6 +393,7 @@ impl<D> Responder<D> {
             queue: WorkQueue::default(),
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
+            expected: Expected::default(),
             source: Address::default(),
             partner: Partner::Unknown,
             has_receive: false,
@@ -324,23 +403,20 @@ impl<D> Responder<D> {
             last_wqe: false,
             notify: true,
             groups: Vec::new(),
-            inbound: None,
         }
     }
 
-    /// Forgets what a connection made, as RESET does; capabilities and
-    /// multicast groups stay.
-    pub fn reset(&mut self) {
+    fn reset(&mut self) {
         let cap = self.attr.cap;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.attr.cap = cap;
+        self.expected = Expected::default();
         self.source = Address::default();
         self.partner = Partner::Unknown;
         self.has_receive = false;
         self.waiter = None;
         self.established = false;
         self.last_wqe = false;
-        self.inbound = None;
         self.deselect();
     }
 

@@ -98,10 +98,23 @@ pub(crate) struct Waiting {
     pub is_repeated: bool,
 }
 
+/// The offers of selective acknowledgements that a responder makes.
+struct Offers {
+    /// The PSN of the last one.
+    last: Option<Psn>,
+    /// How many are left.
+    left: u8,
+}
+
+impl Default for Offers {
+    fn default() -> Self {
+        Self { last: None, left: MOST_OFFERS }
+    }
+}
+
 /// What a responder remembers of a peer that it reaches over the wire.
+#[derive(Default)]
 pub(crate) struct Inbound {
-    /// What comes next.
-    pub expected: Expected,
     /// The message under way.
     pub assembly: Option<Assembly>,
     /// What is sent back, in the order in which the peer asked for it last.
@@ -116,11 +129,11 @@ pub(crate) struct Inbound {
     pub held: Held,
     /// Whether the peer knows selective acknowledgements.
     pub is_selective: bool,
-    /// The PSN of the last offer, and how many of them are left.
-    offers: (Option<Psn>, u8),
+    /// The offers to a peer that has not said whether it knows them.
+    offers: Offers,
 }
 
-/// The state of what a responder remembers.
+/// The state of what a responder remembers, with the PSN that it expects.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Saved {
     expected: Expected,
@@ -134,13 +147,13 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    /// Returns what the responder remembers; `packets` says of how many packets a response with so many bytes is.
+    /// Returns what the responder expects and remembers; `packets` says of how many packets a response with so many bytes is.
     pub fn load(
         self,
         now: Instant,
         quota: &HoldQuota,
         packets: impl Fn(u64) -> u32,
-    ) -> Result<Inbound, Wrong> {
+    ) -> Result<(Expected, Inbound), Wrong> {
         let Self { expected, assembly, replies, answered, is_selective, .. } = self;
         if let Some(Assembly { request, done }) = &assembly {
             let has_parts = matches!(request.operation, Operation::Send | Operation::Write);
@@ -156,76 +169,60 @@ impl Saved {
                 require(is_due, "a response has another number of packets")?;
             }
         }
-        Ok(Inbound {
-            held: Held::load(self.held.iter().map(|frame| &frame.0[..]), expected.psn, quota)?,
-            expected,
+        let held = self.held.iter().map(|frame| &frame.0[..]);
+        let inbound = Inbound {
+            held: Held::load(held, expected.psn, quota)?,
             assembly,
             replies: replies.into(),
             answered: answered.load(packets)?,
             naks: Naks::load(self.is_nak_late, now),
             flow: Flow::load(self.sent_at, now),
             is_selective,
-            offers: (None, MOST_OFFERS),
-        })
+            offers: Offers::default(),
+        };
+        Ok((expected, inbound))
     }
 }
 
 impl Inbound {
-    /// Returns the state.
-    pub fn save(&self, now: Instant) -> Saved {
+    /// Returns the state of a responder that expects this.
+    pub fn save(&self, expected: Expected, now: Instant) -> Saved {
         Saved {
-            expected: self.expected,
+            expected,
             assembly: self.assembly,
             replies: self.replies.iter().copied().collect(),
             answered: self.answered.save(),
             is_nak_late: self.naks.is_late(),
             sent_at: self.flow.save(now),
-            held: self.held.save(self.expected.psn).into_iter().map(Bytes).collect(),
+            held: self.held.save(expected.psn).into_iter().map(Bytes).collect(),
             is_selective: self.is_selective,
         }
     }
 
-    /// Returns what is remembered before the first packet, which has this PSN.
-    pub fn new(psn: Psn) -> Self {
-        Self {
-            expected: Expected::new(psn),
-            assembly: None,
-            replies: VecDeque::new(),
-            answered: Answered::default(),
-            naks: Naks::default(),
-            flow: Flow::default(),
-            held: Held::default(),
-            is_selective: false,
-            offers: (None, MOST_OFFERS),
-        }
-    }
-
-    /// Returns whether a response with this PSN may have been sent lately.
-    pub fn may_have_sent(&self, psn: Psn) -> bool {
+    /// Returns whether a response with this PSN may have been sent lately. `expected` is the PSN of the expected request.
+    pub fn may_have_sent(&self, expected: Psn, psn: Psn) -> bool {
         let next = match self.replies.front().map(|first| &first.reply) {
             Some(Reply::Read(read)) => read.next(),
-            _ => self.expected.psn,
+            _ => expected,
         };
         (1..=MOST_BEHIND_CNP).contains(&next.distance_from(psn))
     }
 
-    /// Notes that the expected request was done, which takes so many PSNs, and whether it ends its message.
-    pub fn done(&mut self, packets: u32, ends_message: bool) {
-        self.expected.done(packets, ends_message);
+    /// Notes that a request was done, behind which the PSN `expected` is expected.
+    pub fn done(&mut self, expected: Psn) {
         self.naks.forget();
-        self.answered.forget_before(self.expected.psn);
+        self.answered.forget_before(expected);
     }
 
-    /// Tells the peer, behind a NAK, that this responder knows selective acknowledgements, and asks whether the peer does. A
+    /// Tells the peer, behind a NAK for the PSN `psn`, that this responder knows selective acknowledgements, and asks whether the peer does. A
     /// peer that never says so is not asked for ever.
-    pub fn offer(&mut self) {
-        let (offered, left) = &mut self.offers;
+    pub fn offer(&mut self, psn: Psn) {
+        let Offers { last, left } = &mut self.offers;
         if self.is_selective || *left == 0 {
             return;
         }
         *left -= 1;
-        let psn = self.expected.psn;
-        *offered = Some(psn);
+        *last = Some(psn);
         self.reply(Reply::Offer { psn, asks: true });
     }
 
@@ -239,17 +236,17 @@ impl Inbound {
     /// Follows the offer of a requester, which names the PSN of this responder's offer. Returns whether it does: others can
     /// guess it as little as the expected PSN.
     pub fn offered(&mut self, psn: Psn) -> bool {
-        let is_it = self.offers.0.take_if(|offered| *offered == psn).is_some();
+        let is_it = self.offers.last.take_if(|offered| *offered == psn).is_some();
         self.is_selective |= is_it;
         is_it
     }
 
-    /// Returns whether a requester may repeat a request of this PSN, which is behind the expected one. Its answer, and
+    /// Returns whether a requester may repeat a request of this PSN, which is behind the `expected` one. Its answer, and
     /// those to all READs behind it, may have been lost.
-    pub fn may_repeat(&self, psn: Psn) -> bool {
-        let oldest = self.answered.oldest_read().unwrap_or(self.expected.psn);
+    pub fn may_repeat(&self, expected: Psn, psn: Psn) -> bool {
+        let oldest = self.answered.oldest_read().unwrap_or(expected);
         psn.distance_from(oldest) >= -MOST_UNDER_WAY
-            || psn.distance_from(self.expected.psn) >= -MOST_UNDER_WAY
+            || psn.distance_from(expected) >= -MOST_UNDER_WAY
     }
 
     /// Returns whether so many answers wait that no further request can be taken.

@@ -11,11 +11,12 @@ use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
 use memory::{GuestMemory, Pages};
-use reliability::{HoldQuota, Pace, SavedWindow};
+use reliability::{Expected, HoldQuota, Pace, SavedWindow};
+use roce::Psn;
 use serde::{Deserialize, Serialize};
 
 use super::config::QpConfig;
-use super::halves::{Partner, Qp, Requester, Responder, Wait};
+use super::halves::{Partner, Qp, Requester, RequesterHalf, ResponderHalf, Wait};
 use super::inbound;
 use super::mtu::{mtu_bytes, packets};
 use super::state::QpState;
@@ -166,14 +167,14 @@ impl<D> Qp<D> {
     }
 }
 
-fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<SavedRequester> {
+fn save_requester(requester: &mut Requester, now: Instant) -> Option<SavedRequester> {
     // A SEND that waits at its end, as it invalidates a key that is in use, is sent once more.
     let ends = requester.active && requester.done == requester.wqe.request.total;
     Some(SavedRequester {
         config: requester.config?,
         ring: requester.queue.ring().map(|ring| ring.save()),
         region: requester.region.to_vec(),
-        attr: requester.attr,
+        attr: virtio_rdma_qp_attr { sq_psn: requester.sq_psn().get(), ..requester.attr },
         source: requester.source,
         wqe: requester.active.then(|| requester.wqe.to_save()),
         done: if ends { 0 } else { requester.done },
@@ -187,11 +188,13 @@ fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<Saved
     })
 }
 
-fn save_responder<D>(responder: &mut Responder<D>, now: Instant) -> Option<SavedResponder> {
+fn save_responder<D>(half: &mut ResponderHalf<D>, now: Instant) -> Option<SavedResponder> {
+    let ResponderHalf { inbound, responder } = half;
+    let expected = responder.expected;
     Some(SavedResponder {
         config: responder.config?,
         ring: responder.queue.ring().map(|ring| ring.save()),
-        attr: responder.attr,
+        attr: virtio_rdma_qp_attr { rq_psn: expected.psn.get(), ..responder.attr },
         source: responder.source,
         partner: responder.partner,
         receive: responder.has_receive.then(|| responder.receive.clone()),
@@ -199,7 +202,7 @@ fn save_responder<D>(responder: &mut Responder<D>, now: Instant) -> Option<Saved
         last_wqe: responder.last_wqe,
         notify: responder.notify,
         groups: responder.groups.clone(),
-        inbound: responder.inbound.as_ref().map(|inbound| Box::new(inbound.save(now))),
+        inbound: inbound.as_ref().map(|inbound| Box::new(inbound.save(expected, now))),
     })
 }
 
@@ -236,7 +239,7 @@ fn load_rings(
 }
 
 fn load_requester<D>(
-    to: &mut Requester<D>,
+    to: &mut RequesterHalf<D>,
     saved: SavedRequester,
     with: &Loader<'_>,
 ) -> Result<(), Wrong> {
@@ -276,15 +279,17 @@ fn load_requester<D>(
 }
 
 fn load_responder<D>(
-    to: &mut Responder<D>,
+    to: &mut ResponderHalf<D>,
     saved: SavedResponder,
     with: &Loader<'_>,
 ) -> Result<(), Wrong> {
     let mtu = saved.attr.path_mtu;
     let count = |total| packets(total, mtu);
     let inbound = saved.inbound.map(|inbound| inbound.load(with.now, with.quota, count));
-    to.inbound = inbound.transpose()?.map(Box::new);
+    let (expected, inbound) = inbound.transpose()?.unzip();
+    to.inbound = inbound.map(Box::new);
     to.attr = saved.attr;
+    to.expected = expected.unwrap_or_else(|| Expected::new(Psn::new(saved.attr.rq_psn)));
     to.source = saved.source;
     to.partner = saved.partner;
     to.has_receive = saved.receive.is_some();

@@ -30,8 +30,8 @@ const SET_ASIDE: Duration = Duration::from_millis(2);
 /// What a QP does that finds no work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It does not wait: what it was to receive is dropped, or is sent again from another host. So it takes a work
-    /// request that was set aside for another QP, too.
+    /// It does not wait, because the message that it was to receive is dropped. So it takes a work request that was set
+    /// aside for another QP, too.
     No,
     /// Its requester asks again by itself.
     AsksAgain,

@@ -18,9 +18,10 @@ use crate::control::objects::MrEntry;
 use crate::control::prepare::PreparedRings;
 use crate::memory::mr::Resolving;
 use crate::memory::page_list::Range;
+use crate::qp::halves::Requester;
 use crate::qp::state::QpState;
 use crate::transport::failure::{fail_responder, fail_srq};
-use crate::transport::hca::{Hca, Requester, Responder};
+use crate::transport::hca::{Hca, Responder};
 
 /// What a change of memory finds again, in this order.
 #[derive(Clone, Copy)]

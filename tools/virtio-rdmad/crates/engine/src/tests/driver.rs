@@ -18,7 +18,6 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::cable::cable;
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
-use crate::qp::inbound::Inbound;
 use crate::transport::rnr::PATIENCE;
 use crate::{
     Clock, Counter, Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Gid, Limits,
@@ -1353,12 +1352,11 @@ pub fn reload(guests: &mut [&mut Guest], fabric: &Fabric) {
 pub fn know_selective(guest: &Guest, qpn: u32) {
     let qp = guest.device.hca().qps.get(Slot::of_number(qpn).unwrap()).unwrap();
     let mut requester = lock(&qp.requester);
-    let psn = roce::Psn::new(requester.attr.sq_psn);
+    let psn = requester.sq_psn();
     let window = requester.window.get_or_insert_with(|| Box::new(Window::new(psn)));
     (window.is_selective, window.names_marked) = (true, true);
     let mut responder = lock(&qp.responder);
-    let psn = roce::Psn::new(responder.attr.rq_psn);
-    let inbound = responder.inbound.get_or_insert_with(|| Box::new(Inbound::new(psn)));
+    let inbound = responder.inbound.get_or_insert_default();
     inbound.is_selective = true;
 }
 

@@ -46,8 +46,10 @@ use crate::queue::srq::Srq;
 /// A QP of an HCA, whose other end belongs to another one.
 pub(crate) type Qp = halves::Qp<Hca>;
 /// The half of a QP that sends.
-pub(crate) type Requester = halves::Requester<Hca>;
+pub(crate) type RequesterHalf = halves::RequesterHalf<Hca>;
 /// The half of a QP that receives.
+pub(crate) type ResponderHalf = halves::ResponderHalf<Hca>;
+/// The responder of a QP.
 pub(crate) type Responder = halves::Responder<Hca>;
 /// Where the other end of a connection was found.
 pub(crate) type Peer = halves::Peer<Hca>;

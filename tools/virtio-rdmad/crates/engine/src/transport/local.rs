@@ -4,30 +4,31 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use super::hca::{Hca, Peer, Requester, Responder};
+use super::hca::{Hca, Peer, RequesterHalf, Responder, ResponderHalf};
 use super::message::Nak;
 use super::responder::Arrival;
 use super::xrc;
 use crate::base::qp_type::QpType;
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
+use crate::qp::halves::Requester;
 
 /// Sets the HCA and the place of the other end, to `None` unless an HCA with the destination GID is in
 /// this network.
 #[inline]
-pub(crate) fn find_peer(hca: &Arc<Hca>, requester: &mut Requester) {
+pub(crate) fn find_peer(hca: &Arc<Hca>, half: &mut RequesterHalf) {
     let generation = hca.network.generation();
-    if requester.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
-        find_peer_again(hca, requester, generation);
+    if half.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
+        find_peer_again(hca, half, generation);
     }
 }
 
 /// Follows a change of addresses: mostly those of others.
 #[cold]
-fn find_peer_again(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) {
-    match &mut requester.peer {
+fn find_peer_again(hca: &Arc<Hca>, half: &mut RequesterHalf, generation: u64) {
+    match &mut half.peer {
         Some(peer) if peer.is_there() => peer.generation = generation,
-        _ => requester.peer = look_up_peer(hca, requester, generation),
+        _ => half.peer = look_up_peer(hca, half, generation),
     }
 }
 
@@ -65,7 +66,7 @@ pub(crate) fn lock_responder<'a>(
     kind: QpType,
     requester: &Requester,
     peer: &'a Peer,
-) -> Result<MutexGuard<'a, Responder>, NoResponder> {
+) -> Result<MutexGuard<'a, ResponderHalf>, NoResponder> {
     let remote = peer.device.qps.get(peer.slot).ok_or(NoResponder::Absent)?;
     let mut responder = lock(&remote.responder);
     let dgid = &requester.attr.ah_attr.grh.dgid;
@@ -94,14 +95,14 @@ pub(crate) fn lock_responder<'a>(
 /// is expected as well.
 #[inline]
 fn expects(responder: &mut Responder, requester: &Requester, kind: QpType) -> bool {
-    let psn = requester.attr.sq_psn;
-    if responder.attr.rq_psn == psn {
+    let psn = requester.sq_psn();
+    if responder.expected.psn == psn {
         return true;
     }
     if kind != QpType::Uc || requester.done != 0 {
         return false;
     }
-    responder.attr.rq_psn = psn;
+    responder.expected.psn = psn;
     true
 }
 

@@ -16,6 +16,9 @@ pub(crate) struct Message<'a> {
     pub done: u64,
     /// Bytes of this chunk.
     pub len: u64,
+    /// PSNs that the responder counts when the chunk is done: on the local path those of the message, with its last chunk.
+    /// The wire counts packets itself.
+    pub psns: u32,
     /// What they are, or where they go, at the requester.
     pub local: Data<'a>,
     /// The requester's path MTU, an `enum ib_mtu`: the size of the packets that it would send.
@@ -79,6 +82,3 @@ impl Nak {
         }
     }
 }
-
-/// Bits of a packet sequence number.
-pub(crate) const PSN_MASK: u32 = 0xff_ffff;

@@ -76,7 +76,7 @@ impl Receiver<'_> {
         let srq = self.responder.config.and_then(|config| config.srq);
         let popped = match srq {
             Some(srq) => {
-                let wait = if !self.is_reliable() || self.responder.inbound.is_some() {
+                let wait = if !self.is_reliable() {
                     Wait::No
                 } else if waits {
                     Wait::Roused

@@ -14,7 +14,7 @@ use abi::{
 use reliability::MOST_PACKETS_OF_MESSAGE;
 
 use super::failure::fail_requester;
-use super::hca::{Hca, Peer, Requester, Responder};
+use super::hca::{Hca, Peer, RequesterHalf, Responder};
 use super::local::{deliver, find_peer, lock_responder, NoResponder};
 use super::message::{Message, Nak};
 use super::receive::Receiver;
@@ -37,7 +37,7 @@ use crate::memory::management::{bind_mw, reg_mr, Asker};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::config::QpConfig;
-use crate::qp::halves::{Partner, Wait};
+use crate::qp::halves::{Partner, Requester, Wait};
 use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
 use crate::queue::request::Operation;
@@ -48,8 +48,8 @@ use crate::queue::wqe::{Flushed, Popped, SendWqe};
 const LONGEST_ANSWER: u32 = 4;
 
 /// Returns whether the peer's QP is there and was not made ready to receive yet.
-fn is_yet_to_receive(requester: &Requester) -> bool {
-    let Some(peer) = &requester.peer else { return false };
+fn is_yet_to_receive(half: &RequesterHalf) -> bool {
+    let Some(peer) = &half.peer else { return false };
     let remote = peer.device.qps.get(peer.slot);
     remote.is_some_and(|remote| matches!(remote.state(), QpState::Reset | QpState::Init))
 }
@@ -86,7 +86,7 @@ pub(crate) fn last_visit(hca: &Arc<Hca>, slot: Slot) -> u64 {
 impl Sender<'_> {
     /// Does what there is to do, on the wire as well.
     #[inline]
-    fn visit(&self, requester: &mut Requester, round: &mut Round) -> Visit {
+    fn visit(&self, requester: &mut RequesterHalf, round: &mut Round) -> Visit {
         if requester.window.is_none() {
             let visit = self.send(requester, round);
             if requester.window.is_none() {
@@ -103,7 +103,7 @@ impl Sender<'_> {
     }
 
     /// Does what there is to do by the state of the QP, again and again.
-    fn send(&self, requester: &mut Requester, round: &mut Round) -> Visit {
+    fn send(&self, requester: &mut RequesterHalf, round: &mut Round) -> Visit {
         let before = round.budget.left();
         loop {
             if round.budget.is_over() {
@@ -127,7 +127,8 @@ impl Sender<'_> {
             let step = if requester.active {
                 self.step(requester, round)
             } else {
-                Step::Next(requester.queue.pop_send(&mut requester.wqe, &self.config.wq))
+                let Requester { queue, wqe, .. } = &mut requester.requester;
+                Step::Next(queue.pop_send(wqe, &self.config.wq))
             };
             match step {
                 Step::Partial => {}
@@ -179,7 +180,8 @@ impl Sender<'_> {
 
     /// Goes on with the work request under way, and with those behind it as long as the peer does
     /// what they ask for.
-    fn step(&self, requester: &mut Requester, round: &mut Round) -> Step {
+    fn step(&self, half: &mut RequesterHalf, round: &mut Round) -> Step {
+        let requester = &mut half.requester;
         if self.hca.message_limit.rate().is_some() && self.holds_message(requester) {
             return Step::Wait;
         }
@@ -199,26 +201,24 @@ impl Sender<'_> {
             let status = self.manage_memory(&requester.wqe, round);
             return status.map_or(Step::Again, Step::End);
         }
-        if requester.window.is_some() || self.is_away(requester) {
-            return self.step_on_wire(requester, round);
+        if half.window.is_some() || self.is_away(half) {
+            return self.step_on_wire(half, round);
         }
         let mut local = Mappings::new();
-        let len = match self.next_chunk(requester, round, &mut local) {
+        let len = match self.next_chunk(half, round, &mut local) {
             Ok(len) => len,
             Err(status) => return Step::End(status),
         };
-        find_peer(self.hca, requester);
-        // Its responder is locked for longer than the requester can be borrowed.
-        let peer = requester.peer.take();
-        let step = match &peer {
+        find_peer(self.hca, half);
+        let RequesterHalf { peer, requester } = half;
+        let step = match peer {
             Some(peer) => self.exchange(requester, peer, &mut local, len, round),
             None => Err(Nak::Unreachable),
         };
-        requester.peer = peer;
         match step {
             Ok(step) => step,
             Err(nak) if self.config.wq.kind == QpType::Uc => self.drop_unreliable(nak),
-            Err(Nak::Unreachable | Nak::Silence) => self.no_answer(requester),
+            Err(Nak::Unreachable | Nak::Silence) => self.no_answer(half),
             Err(Nak::Restart) => {
                 requester.done = 0;
                 Step::Partial
@@ -229,12 +229,10 @@ impl Sender<'_> {
                 self.stop_waiting(requester);
                 Step::Again
             }
-            Err(Nak::NotReady(timer)) => {
-                match rnr::not_ready(self.hca, self.slot, requester, timer) {
-                    Retry::Later => Step::Wait,
-                    Retry::Exceeded => Step::End(WcStatus::RnrRetryExceeded),
-                }
-            }
+            Err(Nak::NotReady(timer)) => match rnr::not_ready(self.hca, self.slot, half, timer) {
+                Retry::Later => Step::Wait,
+                Retry::Exceeded => Step::End(WcStatus::RnrRetryExceeded),
+            },
             Err(Nak::Failed(status)) => Step::End(status),
         }
     }
@@ -259,17 +257,15 @@ impl Sender<'_> {
     /// Returns whether the peer is reached over the wire. A peer that was found in this network is not, even
     /// if it has no address at present.
     #[inline]
-    fn is_away(&self, requester: &Requester) -> bool {
+    fn is_away(&self, half: &RequesterHalf) -> bool {
         let generation = self.hca.network.generation();
-        if requester.peer.as_ref().is_some_and(|peer| peer.generation == generation) {
+        if half.peer.as_ref().is_some_and(|peer| peer.generation == generation) {
             return false;
         }
-        match requester.partner {
+        match half.partner {
             Partner::Device(_) => false,
             Partner::Remote => true,
-            Partner::Unknown => {
-                is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
-            }
+            Partner::Unknown => is_away(self.hca, &half.source, &half.attr.ah_attr.grh.dgid),
         }
     }
 
@@ -455,7 +451,10 @@ impl Sender<'_> {
         };
         let (done, asks_again) = (requester.done, requester.asks_again);
         let path_mtu = requester.attr.path_mtu;
-        let message = Message { request: &wqe.request, done, len, local, path_mtu, asks_again };
+        let request = &wqe.request;
+        let is_last = done + len == request.total;
+        let psns = if is_last { packets(request.total, path_mtu) } else { 0 };
+        let message = Message { request, done, len, psns, local, path_mtu, asks_again };
         let to = Receiver { hca: &peer.device, slot: peer.slot, responder, batch };
         let mut arrival = Arrival { to, message: &message, cache: remote };
         deliver(&mut arrival, self.config.wq.kind, (self.hca, self.slot))
@@ -479,7 +478,8 @@ impl Sender<'_> {
             return None;
         }
         requester.pace.count();
-        round.batch.carry(&peer.device, traffic(requester).mirrored());
+        let traffic = traffic(&requester.wqe, requester.attr.path_mtu);
+        round.batch.carry(&peer.device, traffic.mirrored());
         let status = match requester.wqe.request.operation {
             Operation::Read => match self.invalidate_local(&requester.wqe) {
                 Ok(status) => status,
@@ -518,11 +518,11 @@ impl Sender<'_> {
     ///
     /// Programs make a QP ready to send before they know that its peer is ready to receive. A requester waits for such
     /// a peer for the longest time that IBA allows, and looks for it as often as else.
-    fn no_answer(&self, requester: &mut Requester) -> Step {
+    fn no_answer(&self, half: &mut RequesterHalf) -> Step {
         let hca = self.hca;
         let now = hca.clock().now();
-        let delay = answer_delay(requester.attr.timeout);
-        if let Wait::Answer(deadline) = requester.wait {
+        let delay = answer_delay(half.attr.timeout);
+        if let Wait::Answer(deadline) = half.wait {
             match deadline {
                 // Something had the queue visited before its time.
                 None => return Step::Wait,
@@ -531,16 +531,16 @@ impl Sender<'_> {
                     hca.set_timer(self.slot, Some(next));
                     return Step::Wait;
                 }
-                Some(_) if requester.peer.as_ref().is_some_and(|peer| peer.device.is_frozen()) => {}
-                Some(_) if requester.retry_left == 0 => {
+                Some(_) if half.peer.as_ref().is_some_and(|peer| peer.device.is_frozen()) => {}
+                Some(_) if half.retry_left == 0 => {
                     return Step::End(WcStatus::RetryExceeded);
                 }
-                Some(_) => requester.retry_left -= 1,
+                Some(_) => half.retry_left -= 1,
             }
         }
         hca.stats.add(Counter::Timeouts, 1);
-        let times = if is_yet_to_receive(requester) { LONGEST_ANSWER } else { 1 };
-        requester.wait = Wait::Answer(delay.map(|delay| now + delay * times));
+        let times = if is_yet_to_receive(half) { LONGEST_ANSWER } else { 1 };
+        half.wait = Wait::Answer(delay.map(|delay| now + delay * times));
         hca.set_timer(self.slot, delay.map(|delay| now + delay));
         Step::Wait
     }

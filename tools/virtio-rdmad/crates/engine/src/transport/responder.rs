@@ -16,7 +16,7 @@ use abi::{
 use zerocopy::IntoBytes;
 
 use super::hca::{Hca, Responder};
-use super::message::{Message, Nak, PSN_MASK};
+use super::message::{Message, Nak};
 use super::receive::{NoReceive, Received, Receiver};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
@@ -28,7 +28,6 @@ use crate::memory::flush::{flush, Flush};
 use crate::memory::management::invalidate;
 use crate::memory::mr::{Claim, Mr};
 use crate::memory::mr_cache::{Mapping, Mappings, MrCache};
-use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
 use crate::queue::request::Operation;
 
@@ -438,10 +437,7 @@ fn may(responder: &Responder, access: u32) -> bool {
     responder.attr.qp_access_flags & access == access
 }
 
-/// Counts the packets of a message when its last chunk is done.
+/// Counts the PSNs of a chunk that is done.
 fn advance_psn(responder: &mut Responder, message: &Message<'_>) {
-    if message.is_last() {
-        let count = packets(message.request.total, responder.attr.path_mtu);
-        responder.attr.rq_psn = responder.attr.rq_psn.wrapping_add(count) & PSN_MASK;
-    }
+    responder.expected.psn = responder.expected.psn.plus(message.psns);
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use roce::RnrTimer;
 
-use super::hca::{Hca, Requester};
+use super::hca::{Hca, RequesterHalf};
 use crate::base::counters::Counter;
 use crate::base::slot::Slot;
-use crate::qp::halves::Wait;
+use crate::qp::halves::{Requester, Wait};
 
 /// `rnr_retry` that means for ever.
 const RETRY_INFINITE: u8 = 7;
@@ -53,20 +53,21 @@ pub(crate) fn asks_again(hca: &Hca, requester: &Requester) -> bool {
 
 /// Follows a peer's answer that it has no receive; `timer` is the encoded RNR timer. The peer tells of
 /// the next receive, unless it was said that it is asked again.
-pub(crate) fn not_ready(hca: &Hca, slot: Slot, requester: &mut Requester, timer: u8) -> Retry {
+pub(crate) fn not_ready(hca: &Hca, slot: Slot, half: &mut RequesterHalf, timer: u8) -> Retry {
     let now = hca.clock().now();
     let timer = delay(timer);
-    let until = match requester.wait {
+    let until = match half.wait {
         Wait::Pause { ask, .. } if now < ask => return Retry::Later,
         Wait::Receive(until) if now < until => return Retry::Later,
         Wait::Pause { until, .. } if now < until => until,
         _ => {
-            if !count_retry(hca, requester) {
+            if !count_retry(hca, half) {
                 return Retry::Exceeded;
             }
             now + timer
         }
     };
+    let requester = &mut half.requester;
     if requester.asks_again {
         let since = match requester.wait {
             Wait::Pause { since, .. } => since,
@@ -84,13 +85,13 @@ pub(crate) fn not_ready(hca: &Hca, slot: Slot, requester: &mut Requester, timer:
 }
 
 /// Takes one of the retries; `false` if no retry is left.
-fn count_retry(hca: &Hca, requester: &mut Requester) -> bool {
-    if requester.attr.rnr_retry != RETRY_INFINITE {
-        let Some(left) = requester.rnr_left.checked_sub(1) else { return false };
-        requester.rnr_left = left;
+fn count_retry(hca: &Hca, half: &mut RequesterHalf) -> bool {
+    if half.attr.rnr_retry != RETRY_INFINITE {
+        let Some(left) = half.rnr_left.checked_sub(1) else { return false };
+        half.rnr_left = left;
     }
     hca.stats.add(Counter::RnrWaits, 1);
-    if let Some(peer) = &requester.peer {
+    if let Some(peer) = &half.peer {
         peer.device.stats.add(Counter::RnrNaks, 1);
     }
     true

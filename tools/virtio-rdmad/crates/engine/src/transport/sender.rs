@@ -9,9 +9,7 @@ use zerocopy::FromZeros;
 
 use super::batch::{CompletionBatch, Traffic};
 use super::failure::fail_requester;
-use super::hca::{Hca, Qp, Requester};
-use super::message::PSN_MASK;
-use super::round::Round;
+use super::hca::{Hca, Qp};
 use crate::base::counters::Counter;
 use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
@@ -19,7 +17,7 @@ use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::management::invalidate;
 use crate::memory::mr::Mr;
 use crate::qp::config::QpConfig;
-use crate::qp::halves::Wait;
+use crate::qp::halves::{Requester, Wait};
 use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
@@ -83,7 +81,7 @@ impl Sender<'_> {
     }
 
     /// Invalidates the key as [`Self::invalidate_local`] does, and waits for a copy by it.
-    fn invalidate_now(&self, wqe: &SendWqe) -> WcStatus {
+    pub fn invalidate_now(&self, wqe: &SendWqe) -> WcStatus {
         loop {
             match self.invalidate_local(wqe) {
                 Ok(status) => return status,
@@ -116,35 +114,49 @@ impl Sender<'_> {
     /// what an error does to the QP.
     #[inline]
     pub fn finish(&self, requester: &mut Requester, status: WcStatus, batch: &mut CompletionBatch) {
-        let config = self.config;
         requester.active = false;
         self.stop_waiting(requester);
-        let wqe = &requester.wqe;
+        if status == WcStatus::Success {
+            requester.count_psns();
+        }
+        self.end(&requester.wqe, requester.attr.path_mtu, status, batch);
+    }
+
+    /// Ends the oldest work request on the wire, which was taken out of the window.
+    pub fn finish_on_wire(
+        &self,
+        requester: &mut Requester,
+        wqe: &SendWqe,
+        status: WcStatus,
+        batch: &mut CompletionBatch,
+    ) {
+        self.stop_waiting(requester);
+        self.end(wqe, requester.attr.path_mtu, status, batch);
+    }
+
+    /// Makes the CQE of a work request, and does what an error does to the QP.
+    #[inline(always)]
+    fn end(&self, wqe: &SendWqe, path_mtu: u8, status: WcStatus, batch: &mut CompletionBatch) {
         let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
         if status != WcStatus::Success {
-            let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
+            let is_reliable = self.config.wq.kind.is_reliable();
+            let next = if is_reliable { QpState::Err } else { QpState::Sqe };
             fail_requester(self.hca, self.slot, next);
             self.hca.note_error(self.slot, status);
             self.complete(done, status, 0, batch);
             return;
         }
-        self.count(requester, batch);
-        let wqe = &requester.wqe;
-        if config.signal_all || wqe.signaled {
+        self.count(wqe, path_mtu, batch);
+        if self.config.signal_all || wqe.signaled {
             self.complete(done, status, wqe.request.total, batch);
         }
     }
 
-    /// Counts the work request under way, which the peer has done.
+    /// Counts a work request that the peer has done.
     #[inline(always)]
-    fn count(&self, requester: &mut Requester, batch: &mut CompletionBatch) {
-        let wqe = &requester.wqe;
-        if !wqe.request.operation.is_local() {
-            let count = packets(wqe.request.total, requester.attr.path_mtu);
-            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
-            if self.config.wq.kind.is_connected() {
-                batch.carry_own(traffic(requester));
-            }
+    fn count(&self, wqe: &SendWqe, path_mtu: u8, batch: &mut CompletionBatch) {
+        if !wqe.request.operation.is_local() && self.config.wq.kind.is_connected() {
+            batch.carry_own(traffic(wqe, path_mtu));
         }
         count_send(self.config, wqe, batch);
     }
@@ -157,7 +169,8 @@ impl Sender<'_> {
         requester: &mut Requester,
         batch: &mut CompletionBatch,
     ) -> Step {
-        self.count(requester, batch);
+        requester.count_psns();
+        self.count(&requester.wqe, requester.attr.path_mtu, batch);
         requester.wqe.request.operation = Operation::LocalInv;
         Step::Again
     }
@@ -175,26 +188,14 @@ impl Sender<'_> {
         status.count(&self.hca.stats);
         batch.complete_send(self.hca, self.config.send_cq, cqe);
     }
-
-    /// Ends the oldest work request on the wire, which is in the place of the one under way.
-    pub fn finish_on_wire(&self, requester: &mut Requester, round: &mut Round) {
-        let status = match requester.wqe.request.operation {
-            Operation::Read => self.invalidate_now(&requester.wqe),
-            _ => WcStatus::Success,
-        };
-        let psn = requester.attr.sq_psn;
-        self.finish(requester, status, &mut round.batch);
-        // Its packets were counted when they got their numbers.
-        requester.attr.sq_psn = psn;
-    }
 }
 
-/// Returns what the work request under way sends and receives when it succeeds.
+/// Returns what a work request sends and receives when it succeeds.
 #[inline(always)]
-pub(super) fn traffic(requester: &Requester) -> Traffic {
-    let total = requester.wqe.request.total;
-    let packets = packets(total, requester.attr.path_mtu);
-    match requester.wqe.request.operation {
+pub(super) fn traffic(wqe: &SendWqe, path_mtu: u8) -> Traffic {
+    let total = wqe.request.total;
+    let packets = packets(total, path_mtu);
+    match wqe.request.operation {
         Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush(_) => {
             Traffic::sent(total, packets)
         }

@@ -9,7 +9,7 @@ use abi::{VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT};
 
 use super::batch::Traffic;
 use super::datagram::{count_drop, grh, packet_len, Datagram, Delivery, MTU};
-use super::hca::{Hca, Requester};
+use super::hca::Hca;
 use super::round::Round;
 use super::wire::{self, is_away, is_group_away};
 use crate::base::counters::Counter;
@@ -19,6 +19,7 @@ use crate::memory::copy::{Data, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::Mappings;
 use crate::qp::config::QpConfig;
+use crate::qp::halves::Requester;
 
 /// The bit of a Q_Key that only privileged senders set themselves.
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -80,7 +81,7 @@ pub(crate) fn send(
         if requester.members.is_none() {
             batch.count(Counter::MulticastXmitPackets, 1);
             let leaves = is_group && is_group_away(hca, &source, &av.dgid);
-            let psn = requester.attr.sq_psn;
+            let psn = requester.sq_psn();
             if leaves
                 && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
             {
@@ -100,7 +101,7 @@ pub(crate) fn send(
             return Err(left);
         }
     } else if is_away(hca, &source, &av.dgid) {
-        let psn = requester.attr.sq_psn;
+        let psn = requester.sq_psn();
         if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
             return Ok(WcStatus::LocalProtection);
         }

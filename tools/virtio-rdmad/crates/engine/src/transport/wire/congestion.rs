@@ -13,8 +13,8 @@ use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
-use crate::qp::halves::Wait;
-use crate::transport::hca::{Hca, Requester, Responder};
+use crate::qp::halves::{Requester, Wait};
+use crate::transport::hca::{Hca, ResponderHalf};
 use crate::transport::round::Round;
 use crate::transport::sender::Sender;
 
@@ -96,12 +96,14 @@ fn to_requester(hca: &Hca, requester: &mut Requester, packet: &Packet<'_>) -> Op
 }
 
 /// Has a responder follow a CNP, if it is from its peer.
-fn to_responder(hca: &Hca, responder: &mut Responder, packet: &Packet<'_>) -> Option<Outcome> {
-    let Responder { inbound: Some(inbound), attr, source, .. } = responder else { return None };
-    if !is_peers(attr, source, packet) {
+fn to_responder(hca: &Hca, half: &mut ResponderHalf, packet: &Packet<'_>) -> Option<Outcome> {
+    let ResponderHalf { inbound: Some(inbound), responder } = half else { return None };
+    if !is_peers(&responder.attr, &responder.source, packet) {
         return None;
     }
-    let is_stray = is_stray(inbound.is_selective, packet, |psn| inbound.may_have_sent(psn));
+    let expected = responder.expected.psn;
+    let may_have_sent = |psn| inbound.may_have_sent(expected, psn);
+    let is_stray = is_stray(inbound.is_selective, packet, may_have_sent);
     Some(follow(hca, &mut inbound.flow, is_stray))
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn send(
     datagram: &Datagram<'_>,
     source: &Address,
     to: &WrUd,
-    psn: u32,
+    psn: Psn,
 ) -> Result<(), ()> {
     let source_qp = datagram.src_qpn;
     let operation = match datagram.immediate {
@@ -48,7 +48,7 @@ pub(crate) fn send(
         imm_dt: datagram.immediate.map(|word| ImmDt(word.to_ne_bytes())),
         ..ExtendedHeaders::default()
     };
-    let mut headers = path.headers(opcode, Psn::new(psn), extended);
+    let mut headers = path.headers(opcode, psn, extended);
     headers.bth.solicited_event = datagram.solicited;
     outbox.send(hca, &headers, datagram.total as usize, |place| match datagram.payload {
         Data::Mapped(view) => copy::read(view, place).map_err(|_| ()),

@@ -23,18 +23,19 @@ use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
+use crate::qp::halves::Requester;
 use crate::qp::mtu::{mtu_bytes, packets};
 use crate::qp::state::QpState;
 use crate::queue::request::{Operation, Request};
 use crate::queue::wqe::SendWqe;
-use crate::transport::hca::{Hca, Requester};
+use crate::transport::hca::Hca;
 use crate::transport::round::Round;
 use crate::transport::sender::{answer_delay, Sender};
 
 /// Puts the work request under way into the window; `false` if there is no room.
 pub(crate) fn post(requester: &mut Requester) -> bool {
-    let psn = requester.attr.sq_psn;
-    let window = requester.window.get_or_insert_with(|| Box::new(Window::new(Psn::new(psn))));
+    let psn = requester.sq_psn();
+    let window = requester.window.get_or_insert_with(|| Box::new(Window::new(psn)));
     let count = packets(requester.wqe.request.total, requester.attr.path_mtu);
     if !window.has_room(count) {
         return false;
@@ -47,7 +48,6 @@ pub(crate) fn post(requester: &mut Requester) -> bool {
     );
     let kind = Kind { has_response, is_fenced: wqe.is_fenced };
     window.push(wqe, count, kind);
-    requester.attr.sq_psn = window.next_psn().get();
     requester.active = false;
     true
 }
@@ -137,9 +137,8 @@ impl Sender<'_> {
             return false;
         };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
-        let mut flow = std::mem::take(&mut window.flow);
         window.paced_until = None;
-        if flow.is_idle(now) {
+        if window.flow.is_idle(now) {
             window.restart_cwnd();
         }
         let (mut failure, mut is_left, mut is_asking) = (None, false, false);
@@ -148,7 +147,7 @@ impl Sender<'_> {
                 is_left = true;
                 break;
             }
-            let (wqe, request) = (due.message, &due.message.request);
+            let Some(SendWqe { request, .. }) = window.message(&due) else { break };
             let is_whole = matches!(request.operation, Operation::Send | Operation::Write);
             let skip = u64::from(due.index) * mtu;
             let carries = is_whole || request.operation == Operation::AtomicWrite;
@@ -165,7 +164,10 @@ impl Sender<'_> {
                 reth.dma_len = u32::try_from(asked_for).unwrap_or(reth.dma_len);
             }
             let bytes = len + OVERHEAD;
-            if let Some(until) = flow.wait(now, bytes, &hca.rate_limit) {
+            let is_read = request.operation == Operation::Read;
+            let is_last = matches!(position, Position::Last | Position::Only);
+            let solicited_event = request.solicited && is_last;
+            if let Some(until) = window.flow.wait(now, bytes, &hca.rate_limit) {
                 // The time for an answer begins with the last packet that may be sent.
                 window.paced_until = Some(until);
                 (window.timeout_at, window.probe_at) = (None, None);
@@ -173,11 +175,9 @@ impl Sender<'_> {
             }
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.ack_request;
-            let (psn, asks, is_again) = (due.psn, due.ack_request, due.is_retransmit);
-            let is_read = request.operation == Operation::Read;
-            headers.bth.solicited_event =
-                request.solicited && matches!(position, Position::Last | Position::Only);
+            headers.bth.solicited_event = solicited_event;
             round.budget.spend(len);
+            let Some(wqe) = window.message(&due) else { break };
             let Round { outbox, local, .. } = round;
             let sent = outbox
                 .send(hca, &headers, len as usize, |place| self.gather(wqe, skip, place, local));
@@ -185,16 +185,15 @@ impl Sender<'_> {
                 failure = Some(WcStatus::LocalProtection);
                 break;
             }
-            if is_again {
+            if due.is_retransmit {
                 hca.stats.add(Counter::PacketsResent, 1);
                 is_asking |= is_read;
-            } else if asks {
-                window.probe.sent(psn, now);
+            } else if due.ack_request {
+                window.probe.sent(due.psn, now);
             }
             window.transmitted();
-            flow.sent(now, bytes);
+            window.flow.sent(now, bytes);
         }
-        window.flow = flow;
         // Gaps of a READ are asked for all at once of a peer that knows selective acknowledgements.
         if is_asking {
             window.ask_for_sack(false);
@@ -303,16 +302,18 @@ impl Sender<'_> {
         (window.timeout_at, window.probe_at) = (None, None);
         self.hca.set_timer(self.slot, None);
         if let Some(wqe) = window.pop() {
-            with_wqe(requester, wqe, |requester| {
-                self.finish(requester, status, &mut round.batch);
-            });
+            self.finish_on_wire(requester, &wqe, status, &mut round.batch);
         }
     }
 
     /// Completes work requests that are done.
     fn complete_done(&self, requester: &mut Requester, round: &mut Round) {
         while let Some(wqe) = requester.window.as_mut().and_then(|window| window.poll_completed()) {
-            with_wqe(requester, wqe, |requester| self.finish_on_wire(requester, round));
+            let status = match wqe.request.operation {
+                Operation::Read => self.invalidate_now(&wqe),
+                _ => WcStatus::Success,
+            };
+            self.finish_on_wire(requester, &wqe, status, &mut round.batch);
         }
     }
 
@@ -464,15 +465,6 @@ fn offer(hca: &Hca, path: &Path, psn: Psn, asks: bool, round: &mut Round) {
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
 }
 
-/// Calls `end` with a work request of the window in the place of the one under way, which comes back.
-fn with_wqe(requester: &mut Requester, wqe: SendWqe, end: impl FnOnce(&mut Requester)) {
-    let under_way = std::mem::replace(&mut requester.wqe, wqe);
-    let was_active = std::mem::replace(&mut requester.active, true);
-    end(requester);
-    requester.wqe = under_way;
-    requester.active = was_active;
-}
-
 /// Returns the status of a work request that was refused; `None` if its packets are
 /// sent again.
 fn nak_status(code: NakCode) -> Option<WcStatus> {
@@ -503,7 +495,7 @@ pub(crate) fn arrive(
     if !window.is_some_and(|window| window.is_in_flight(packet.headers.bth.psn)) {
         return Err(Counter::UnexpectedAnswers);
     }
-    let Requester { window, attr, source, .. } = &mut *requester;
+    let Requester { window, attr, source, .. } = &mut requester.requester;
     if let Some(window) = window {
         let is_named = window.is_selective;
         congestion::look(hca, slot, attr, source, &mut window.flow, is_named, packet, round);

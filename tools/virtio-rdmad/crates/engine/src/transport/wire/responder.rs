@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use abi::VIRTIO_RDMA_ACCESS_REMOTE_READ;
-use reliability::{Hold, Verdict};
+use reliability::{Expected, Hold, Verdict};
 use roce::{
     Aeth, AtomicAckEth, Bth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
     Position, Psn, RnrTimer, SackEth, Syndrome,
@@ -28,7 +28,7 @@ use crate::qp::answered::ReadReply;
 use crate::qp::inbound::{Assembly, Inbound, Reply, Waiting};
 use crate::qp::mtu::{mtu_bytes, packets};
 use crate::queue::request::{Operation, Request};
-use crate::transport::hca::{Hca, Responder};
+use crate::transport::hca::{Hca, Responder, ResponderHalf};
 use crate::transport::message::{Message, Nak};
 use crate::transport::receive::Receiver;
 use crate::transport::responder::Arrival;
@@ -54,13 +54,13 @@ pub(crate) fn arrive(
     round: &mut Round,
 ) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
-    let mut responder = lock(&qp.responder);
-    check_responder(&responder, qp.state(), kind, &packet.headers)?;
-    if responder.inbound.as_ref().is_some_and(|inbound| inbound.is_full()) {
+    let mut half = lock(&qp.responder);
+    check_responder(&half, qp.state(), kind, &packet.headers)?;
+    if half.inbound.as_ref().is_some_and(|inbound| inbound.is_full()) {
         return Err(Counter::DropAnswersFull);
     }
-    let psn = Psn::new(responder.attr.rq_psn);
-    let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
+    let ResponderHalf { inbound, responder } = &mut *half;
+    let inbound = inbound.get_or_insert_default();
     congestion::look(
         hca,
         slot,
@@ -71,14 +71,13 @@ pub(crate) fn arrive(
         packet,
         round,
     );
-    follow(hca, slot, &mut responder, &mut inbound, packet, round);
-    responder.attr.rq_psn = inbound.expected.psn.get();
-    responder.inbound = Some(inbound);
+    follow(hca, slot, responder, inbound, packet, round);
     // What is sent back leaves after the visit of the inbox, so that one acknowledgement is of all
     // packets that came together. A QP that has failed is not visited for that.
-    let is_left = !qp.state().receives() && pump(hca, slot, &mut responder, round);
-    let has_more = responder.inbound.as_ref().is_some_and(|inbound| {
-        let has_held = inbound.held.has(inbound.expected.psn);
+    let is_left = !qp.state().receives() && pump(hca, slot, &mut half, round);
+    let expected = half.expected.psn;
+    let has_more = half.inbound.as_ref().is_some_and(|inbound| {
+        let has_held = inbound.held.has(expected);
         !inbound.replies.is_empty() || has_held || inbound.naks.is_late()
     });
     round.batch.place_completions();
@@ -92,16 +91,16 @@ pub(crate) fn arrive(
 /// that asks is told and not believed: it need not know what was offered. Returns what counts it if it is dropped.
 pub(crate) fn offered(hca: &Arc<Hca>, slot: Slot, packet: &Packet<'_>) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
-    let mut responder = lock(&qp.responder);
-    let kind = check_kind(&responder)?;
-    check_responder(&responder, qp.state(), kind, &packet.headers)?;
+    let mut half = lock(&qp.responder);
+    let kind = check_kind(&half)?;
+    check_responder(&half, qp.state(), kind, &packet.headers)?;
     let Bth { psn, ack_request, .. } = packet.headers.bth;
-    let first = Psn::new(responder.attr.rq_psn);
-    let inbound = responder.inbound.get_or_insert_with(|| Box::new(Inbound::new(first)));
+    let expected = half.expected.psn;
+    let inbound = half.inbound.get_or_insert_default();
     if !ack_request {
         return if inbound.offered(psn) { Ok(()) } else { Err(Counter::UnexpectedAnswers) };
     }
-    if psn.is_after(inbound.expected.psn) || !inbound.may_repeat(psn) {
+    if psn.is_after(expected) || !inbound.may_repeat(expected, psn) {
         return Err(Counter::DropPsn);
     }
     if inbound.is_full() {
@@ -131,14 +130,15 @@ fn follow(
 ) {
     let bth = &packet.headers.bth;
     let acknowledge = |psn, syndrome| Reply::Acknowledge { psn, syndrome };
-    match inbound.expected.judge(bth.psn) {
+    let expected = responder.expected.psn;
+    match responder.expected.judge(bth.psn) {
         Verdict::Ahead { nak } => {
             hca.stats.add(Counter::OutOfSequence, 1);
             // One that was told to send everything again does that.
-            if nak && inbound.is_selective && hold(hca, inbound, packet) {
-                inbound.reply(Reply::Selective { psn: inbound.expected.psn });
-            } else if nak && inbound.naks.ask(hca.clock().now(), is_far(inbound, bth.psn)) {
-                tell_missing(inbound);
+            if nak && inbound.is_selective && hold(hca, inbound, expected, packet) {
+                inbound.reply(Reply::Selective { psn: expected });
+            } else if nak && inbound.naks.ask(hca.clock().now(), is_far(expected, bth.psn)) {
+                tell_missing(&mut responder.expected, inbound);
             }
         }
         Verdict::Duplicate => {
@@ -151,7 +151,8 @@ fn follow(
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
                 responder.partner.uses_wire();
-                inbound.done(done.packets, done.ends);
+                responder.expected.done(done.packets, done.ends);
+                inbound.done(responder.expected.psn);
                 if let Some(reply) = done.reply {
                     inbound.reply(reply);
                 } else if bth.ack_request {
@@ -162,7 +163,7 @@ fn follow(
                 if matches!(nak, Nak::NotReady(_)) {
                     hca.stats.add(Counter::RnrNaks, 1);
                 }
-                inbound.expected.tell();
+                responder.expected.tell();
                 // The requester sends all of them again.
                 inbound.held.clear();
                 if let Some(syndrome) = syndrome(nak) {
@@ -173,22 +174,21 @@ fn follow(
     }
 }
 
-/// Returns whether a PSN is so far ahead that most of those in front of it would be lost.
-fn is_far(inbound: &Inbound, psn: Psn) -> bool {
-    psn.distance_from(inbound.expected.psn).unsigned_abs() >= SackEth::PACKETS
+/// Returns whether a PSN is so far ahead of the expected one that most of those in front of it would be lost.
+fn is_far(expected: Psn, psn: Psn) -> bool {
+    psn.distance_from(expected).unsigned_abs() >= SackEth::PACKETS
 }
 
 /// Tells the requester to send everything again from the expected packet on.
-fn tell_missing(inbound: &mut Inbound) {
-    inbound.expected.tell();
+fn tell_missing(expected: &mut Expected, inbound: &mut Inbound) {
+    expected.tell();
     let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
-    inbound.reply(Reply::Acknowledge { psn: inbound.expected.psn, syndrome });
-    inbound.offer();
+    inbound.reply(Reply::Acknowledge { psn: expected.psn, syndrome });
+    inbound.offer(expected.psn);
 }
 
-/// Holds a packet that came too early. Returns whether it is held.
-fn hold(hca: &Hca, inbound: &mut Inbound, packet: &Packet<'_>) -> bool {
-    let expected = inbound.expected.psn;
+/// Holds a packet that came before the expected one. Returns whether it is held.
+fn hold(hca: &Hca, inbound: &mut Inbound, expected: Psn, packet: &Packet<'_>) -> bool {
     match inbound.held.hold(expected, &packet.headers, packet.payload, &hca.hold_quota) {
         Hold::Held => {
             hca.stats.add(Counter::Held, 1);
@@ -216,17 +216,17 @@ fn follow_held(
     }
     let mut is_left = false;
     let receives = || hca.qps.get(slot).is_some_and(|qp| qp.state().receives());
-    while receives() && inbound.held.has(inbound.expected.psn) {
+    while receives() && inbound.held.has(responder.expected.psn) {
         is_left = round.budget.is_over() || inbound.is_full();
         if is_left {
             break;
         }
-        let Some(held) = inbound.held.take(inbound.expected.psn) else { break };
+        let Some(held) = inbound.held.take(responder.expected.psn) else { break };
         round.budget.spend(held.payload.len() as u64);
         let packet = Packet::kept(held.headers, &held.payload);
         follow(hca, slot, responder, inbound, &packet, round);
-        let psn = inbound.expected.psn;
-        if !inbound.held.has(psn) && !inbound.expected.is_told() {
+        let psn = responder.expected.psn;
+        if !inbound.held.has(psn) && !responder.expected.is_told() {
             inbound.held.forget_before(psn);
             inbound.reply(if inbound.held.is_empty() {
                 let syndrome = Syndrome::Ack(Credits::UNLIMITED);
@@ -277,7 +277,7 @@ fn repeat(
         }
         // What follows has the PSN of no READ and no atomic, whose requester would take the answer for theirs.
         _ if inbound.answered.has(psn) => return Err(Counter::DropUnknownDuplicate),
-        _ if !inbound.may_repeat(psn) => return Err(Counter::DropPsn),
+        _ if !inbound.may_repeat(responder.expected.psn, psn) => return Err(Counter::DropPsn),
         Op::AtomicWrite | Op::Flush => {
             inbound.repeat(psn, Reply::Read(ReadReply::empty(psn)));
         }
@@ -317,6 +317,7 @@ pub(super) fn execute(
         request: &request,
         done,
         len,
+        psns: 0,
         local: Data::Inline(packet.payload),
         path_mtu,
         asks_again: true,
@@ -459,15 +460,14 @@ fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
 pub(crate) fn pump(
     hca: &Arc<Hca>,
     slot: Slot,
-    responder: &mut Responder,
+    half: &mut ResponderHalf,
     round: &mut Round,
 ) -> bool {
+    let ResponderHalf { inbound: Some(inbound), responder } = half else { return false };
     let Some(config) = responder.config else { return false };
-    let Some(mut inbound) = responder.inbound.take() else { return false };
-    let holds = follow_held(hca, slot, responder, &mut inbound, round);
-    responder.attr.rq_psn = inbound.expected.psn.get();
+    let holds = follow_held(hca, slot, responder, inbound, round);
     let now = hca.clock().now();
-    let held_until = inbound.held.until(inbound.expected.psn, now);
+    let held_until = inbound.held.until(responder.expected.psn, now);
     let is_over = held_until.is_some_and(|until| until <= now);
     if is_over {
         hca.stats.add(Counter::DropHoldLate, inbound.held.len() as u64);
@@ -475,7 +475,7 @@ pub(crate) fn pump(
     }
     // A requester that believes that what was dropped is held sends it again when it is told so.
     if inbound.naks.is_due(now) || is_over {
-        tell_missing(&mut inbound);
+        tell_missing(&mut responder.expected, inbound);
     }
     let service = service(config.wq.kind);
     let path = Path::new(hca, slot, &responder.attr, &responder.source);
@@ -489,7 +489,7 @@ pub(crate) fn pump(
         if round.budget.is_over() {
             break true;
         }
-        let aeth = |syndrome| Aeth { syndrome, msn: inbound.expected.msn };
+        let aeth = |syndrome| Aeth { syndrome, msn: responder.expected.msn };
         match reply {
             Reply::Acknowledge { psn, syndrome } => {
                 let extended =
@@ -501,7 +501,7 @@ pub(crate) fn pump(
                 let (psn, sack) = (*psn, inbound.held.sack(*psn));
                 let aeth = Some(aeth(Syndrome::Ack(Credits::UNLIMITED)));
                 // What was missing may have come since.
-                if psn == inbound.expected.psn && sack.count() != 0 {
+                if psn == responder.expected.psn && sack.count() != 0 {
                     hca.stats.add(Counter::SelectiveAcksSent, 1);
                     let sack_eth = Some(sack);
                     let extended = ExtendedHeaders { aeth, sack_eth, ..Default::default() };
@@ -561,7 +561,6 @@ pub(crate) fn pump(
     if next.is_some() {
         lock(&hca.timers).set(hca.jobs.receive(slot), next);
     }
-    responder.inbound = Some(inbound);
     is_left || holds
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use roce::{Packet, Position, Psn, Service};
+use roce::{Packet, Position, Service};
 
 use super::check::check_responder;
 use super::congestion;
@@ -18,9 +18,10 @@ use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
 use crate::memory::mr_cache::Mappings;
+use crate::qp::halves::Requester;
 use crate::qp::inbound::Inbound;
 use crate::qp::mtu::{mtu_bytes, packets};
-use crate::transport::hca::{Hca, Requester, Responder};
+use crate::transport::hca::{Hca, Responder, ResponderHalf};
 use crate::transport::round::Round;
 use crate::transport::sender::{Sender, Step};
 
@@ -42,7 +43,7 @@ impl Sender<'_> {
             return Step::End(WcStatus::Success);
         };
         let (total, mtu) = (requester.wqe.request.total, mtu_bytes(attr.path_mtu));
-        let (count, psn) = (packets(total, attr.path_mtu), Psn::new(attr.sq_psn));
+        let (count, psn) = (packets(total, attr.path_mtu), requester.sq_psn());
         while !round.budget.is_over() {
             let len = (total - requester.done).min(mtu);
             if self.holds(requester, len) {
@@ -83,15 +84,13 @@ pub(crate) fn arrive(
     round: &mut Round,
 ) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
-    let mut responder = lock(&qp.responder);
-    check_responder(&responder, qp.state(), QpType::Uc, &packet.headers)?;
-    let psn = Psn::new(responder.attr.rq_psn);
-    let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
+    let mut half = lock(&qp.responder);
+    check_responder(&half, qp.state(), QpType::Uc, &packet.headers)?;
+    let ResponderHalf { inbound, responder } = &mut *half;
+    let inbound = inbound.get_or_insert_default();
     let Responder { attr, source, .. } = &*responder;
     congestion::look(hca, slot, attr, source, &mut inbound.flow, false, packet, round);
-    follow(hca, slot, &mut responder, &mut inbound, packet, round);
-    responder.attr.rq_psn = inbound.expected.psn.get();
-    responder.inbound = Some(inbound);
+    follow(hca, slot, responder, inbound, packet, round);
     round.batch.place_completions();
     Ok(())
 }
@@ -108,7 +107,7 @@ fn follow(
 ) {
     let bth = &packet.headers.bth;
     let begins = matches!(bth.opcode.position(), Position::First | Position::Only);
-    let goes_on = !begins && bth.psn == inbound.expected.psn;
+    let goes_on = !begins && bth.psn == responder.expected.psn;
     if !goes_on && inbound.assembly.take().is_some() {
         hca.stats.add(Counter::MessageCutOff, 1);
     }
@@ -116,14 +115,14 @@ fn follow(
         hca.stats.add(Counter::DropNoMessage, 1);
         return;
     }
-    inbound.expected.psn = bth.psn;
+    responder.expected.psn = bth.psn;
     match execute(hca, slot, responder, inbound, packet, round) {
         Ok(done) => {
             responder.partner.uses_wire();
-            inbound.expected.done(done.packets, done.ends);
+            responder.expected.done(done.packets, done.ends);
         }
         Err(nak) => {
-            inbound.expected.done(1, false);
+            responder.expected.done(1, false);
             inbound.assembly = None;
             if let Some(dropped) = nak.drop_counter() {
                 hca.stats.add(dropped, 1);
