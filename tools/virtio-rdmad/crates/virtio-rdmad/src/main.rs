@@ -38,12 +38,11 @@ fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => return fail(&error),
     };
-    let result = match &options.command {
-        Some(command) => cli::run(command),
-        None => {
-            log::start(&options.log);
-            daemon::run(&options)
-        }
+    let result = if let Some(command) = &options.command {
+        cli::run(command)
+    } else {
+        log::start(&options.log);
+        daemon::run(&options)
     };
     log::flush();
     match result {

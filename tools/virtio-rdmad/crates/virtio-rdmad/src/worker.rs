@@ -396,7 +396,9 @@ impl Worker {
                 self.adopt(&guest, connected);
             }
         }
-        passed.into_iter().for_each(|connection| self.go_on(connection));
+        for connection in passed {
+            self.go_on(connection);
+        }
     }
 
     fn obey(&mut self, orders: Vec<Order>) {
