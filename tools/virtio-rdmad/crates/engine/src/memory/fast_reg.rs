@@ -11,7 +11,7 @@
 //! too. Only invalidation may come from a peer's: it revokes the region, and is
 //! asked for again as long as a copy by the key is under way.
 
-use abi::{virtio_rdma_ring_reg_wqe, WrReg};
+use abi::virtio_rdma_ring_reg_wqe;
 use serde::{Deserialize, Serialize};
 
 use super::mr::{Attributes, KeyError};
@@ -50,12 +50,6 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Reads the request from a work request of a virtqueue.
-    pub fn from_wr(wr: &WrReg) -> Self {
-        let WrReg { key, access, npages, pages, iova, length, page_shift, .. } = *wr;
-        Self { key, access, npages, pages, iova, length, page_shift }
-    }
-
     /// Reads the request from an entry of a ring.
     pub fn from_entry(entry: &virtio_rdma_ring_reg_wqe) -> Self {
         let virtio_rdma_ring_reg_wqe { key, access, pages, iova, length, page_shift, .. } = *entry;

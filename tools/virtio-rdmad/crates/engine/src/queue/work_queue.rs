@@ -111,9 +111,9 @@ impl WorkQueue {
             }
             Self::Virtqueue(queue) => {
                 let Some(chain) = queue.pop()? else { return Ok(Popped::Empty) };
-                let read = SendWqe::read(&chain, config.kind, config.max_send_sge);
+                let read = wqe.read(&chain, config);
                 queue.give_back(chain.head, 0);
-                Ok(read.map(|read| *wqe = read).into())
+                Ok(read.into())
             }
         }
     }
@@ -132,10 +132,10 @@ impl WorkQueue {
             }
             Self::Virtqueue(queue) => {
                 let Some(chain) = queue.pop()? else { return Ok(Popped::Empty) };
-                let read = ReceiveWqe::read(&chain, max_sge);
+                let read = wqe.read(&chain, max_sge);
                 queue.give_back(chain.head, 0);
                 queue.signal_if_needed();
-                Ok(read.map(|read| *wqe = read).into())
+                Ok(read.into())
             }
         }
     }

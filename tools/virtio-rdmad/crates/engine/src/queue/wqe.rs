@@ -5,22 +5,22 @@
 use std::mem::size_of;
 
 use abi::{
-    virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe,
-    virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd, VIRTIO_RDMA_SEND_FENCE,
-    VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
-    VIRTIO_RDMA_WC_ATOMIC_WRITE, VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP,
-    VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV,
-    VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV,
-    VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP,
-    VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW,
-    VIRTIO_RDMA_WR_FLUSH, VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ,
-    VIRTIO_RDMA_WR_RDMA_READ_WITH_INV, VIRTIO_RDMA_WR_RDMA_WRITE,
-    VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR, VIRTIO_RDMA_WR_SEND,
-    VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
+    virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe,
+    virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic,
+    WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
+    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_ATOMIC_WRITE,
+    VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD,
+    VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV, VIRTIO_RDMA_WC_RDMA_READ,
+    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
+    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
+    VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW, VIRTIO_RDMA_WR_FLUSH,
+    VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
+    VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
+    VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
 };
 use ring::Chain;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::entry::Entry;
 use super::request::{Operation, Request};
@@ -39,6 +39,11 @@ const RECEIVE_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
 const RING_HEADER: usize = size_of::<virtio_rdma_ring_sq_wqe>();
 const RING_XRC_HEADER: usize = size_of::<virtio_rdma_ring_xrc_wqe>();
 const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
+
+/// Why SGEs are refused.
+const NO_SGES: &str = "SGEs that cannot be read";
+/// Why an opcode is refused.
+const FOREIGN_OPCODE: &str = "a send opcode that the QP does not do";
 
 /// Send flags that mean something here.
 const KNOWN_FLAGS: u32 =
@@ -96,7 +101,9 @@ impl<'de> Deserialize<'de> for SgeList {
         if bytes.len() % size_of::<virtio_rdma_sge>() != 0 || count > MAX_SGE {
             return Err(serde::de::Error::invalid_length(bytes.len(), &"the bytes of SGEs"));
         }
-        Ok(Self::parse(bytes, count))
+        let mut list = Self { count, ..Self::EMPTY };
+        list.sges[..count].as_mut_bytes().copy_from_slice(bytes);
+        Ok(list)
     }
 }
 
@@ -109,25 +116,16 @@ impl SgeList {
         self.sges.get(..self.count).unwrap_or_default()
     }
 
-    /// Takes `count` SGEs from an entry; `false` if they cannot be read. The rest
-    /// stays what it was.
-    fn read_entry(&mut self, entry: Entry<'_>, at: usize, count: usize) -> bool {
+    /// Takes `count` SGEs, which `read` copies; `false` if it fails. The rest stays what it was.
+    #[inline]
+    fn take(&mut self, count: usize, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
         self.count = count;
-        let to = self.sges.get_mut(..count).unwrap_or_default();
-        entry.read(at, to.as_mut_bytes()).is_ok()
+        read(self.sges.get_mut(..count).unwrap_or_default().as_mut_bytes())
     }
 
     /// Returns how many bytes they name in all.
     pub fn total(&self) -> u64 {
         self.as_slice().iter().map(|sge| u64::from(sge.length)).sum()
-    }
-
-    /// Takes the list from the bytes behind a header.
-    fn parse(bytes: &[u8], count: usize) -> Self {
-        let mut list = Self { count, ..Self::EMPTY };
-        let wanted = list.sges[..count].as_mut_bytes();
-        wanted.copy_from_slice(&bytes[..wanted.len()]);
-        list
     }
 }
 
@@ -171,6 +169,29 @@ pub(crate) struct Malformed {
     pub status: WcStatus,
     /// What is wrong, for the log.
     pub why: &'static str,
+}
+
+/// A malformed work request of which nothing is known.
+const NO_HEADER: Malformed =
+    Malformed { index: 0, wr_id: 0, wc_opcode: 0, status: WcStatus::LocalQpOperation, why: "" };
+
+impl Malformed {
+    /// Returns what a CQE says of a send work request that is malformed, whatever is wrong.
+    #[inline(always)]
+    fn new(index: u32, header: &virtio_rdma_ring_sq_wqe) -> Self {
+        Self { index, wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode.into()), ..NO_HEADER }
+    }
+
+    /// Returns it with what is wrong.
+    #[inline]
+    fn because(self, why: &'static str) -> Self {
+        Self { why, ..self }
+    }
+
+    /// Returns it with what is wrong with its length.
+    fn because_of_length(self, why: &'static str) -> Self {
+        Self { why, status: WcStatus::LocalLength, ..self }
+    }
 }
 
 /// What taking a work request from a queue gave.
@@ -282,18 +303,25 @@ impl SendWqe {
         }
     }
 
-    /// Copies a work request out of its chain, once, and checks what does not
-    /// depend on anything but the QP's type and its limit of SGEs.
-    pub fn read(chain: &Chain, kind: QpType, max_sge: usize) -> Result<Self, Malformed> {
+    /// Copies a work request out of its chain, once, in place of the one before, and checks what does not depend on
+    /// anything but the QP.
+    pub fn read(&mut self, chain: &Chain, config: &WqConfig) -> Result<(), Malformed> {
         let mut bytes = [0; SEND_HEADER + SGES];
-        let count = chain.read(&mut bytes).map_err(|_| Malformed {
-            index: 0,
-            wr_id: 0,
-            wc_opcode: 0,
-            status: WcStatus::LocalQpOperation,
-            why: "a send work request that cannot be read",
-        })?;
-        Self::parse(&bytes[..count], kind, max_sge)
+        let unreadable = |_| NO_HEADER.because("a send work request that cannot be read");
+        let count = chain.read(&mut bytes).map_err(unreadable)?;
+        self.read_bytes(&bytes[..count], config)
+    }
+
+    /// Takes a work request from the bytes of a chain, as [`Self::read`].
+    fn read_bytes(&mut self, bytes: &[u8], config: &WqConfig) -> Result<(), Malformed> {
+        let Ok((header, sges)) = virtio_rdma_sq_wqe::read_from_prefix(bytes) else {
+            return Err(NO_HEADER.because("a send work request is shorter than its header"));
+        };
+        if needs_rings(header.opcode) {
+            let (wr_id, wc_opcode) = (header.wr_id, wc_opcode(header.opcode));
+            return Err(Malformed { wr_id, wc_opcode, ..NO_HEADER }.because(FOREIGN_OPCODE));
+        }
+        self.parse(0, &entry_of(&header, config.kind), |to| copy(sges, to), config)
     }
 
     /// Copies a work request out of its ring, once, in place of the one before,
@@ -308,24 +336,32 @@ impl SendWqe {
         let mut header = [0; RING_UD_HEADER];
         let len = ring_header_len(config.kind);
         // The entry has room for it, checked at creation.
-        let read = entry.read(0, &mut header[..len]);
-        let common: virtio_rdma_ring_sq_wqe = prefix(&header);
+        if entry.read(0, &mut header[..len]).is_err() {
+            let why = "a send work request that cannot be read";
+            return Err(Malformed::new(index, &prefix(&header)).because(why));
+        }
+        self.parse(index, &header, |to| entry.read(len, to).is_ok(), config)
+    }
+
+    /// Takes a work request from its header, and its SGEs or inline data, which `read` copies.
+    #[inline(always)]
+    fn parse(
+        &mut self,
+        index: u32,
+        header: &[u8; RING_UD_HEADER],
+        read: impl FnOnce(&mut [u8]) -> bool,
+        config: &WqConfig,
+    ) -> Result<(), Malformed> {
+        let common: virtio_rdma_ring_sq_wqe = prefix(header);
         let opcode = u32::from(common.opcode);
         let flags = u32::from(common.send_flags);
-        self.index = index;
-        self.wr_id = common.wr_id;
-        self.wc_opcode = wc_opcode(opcode);
-        let (wr_id, wc_opcode) = (self.wr_id, self.wc_opcode);
-        let refuse = |status, why| Err(Malformed { index, wr_id, wc_opcode, status, why });
-        let operation_error = WcStatus::LocalQpOperation;
-        if read.is_err() {
-            return refuse(operation_error, "a send work request that cannot be read");
-        }
+        let malformed = Malformed::new(index, &common);
+        (self.index, self.wr_id, self.wc_opcode) = (index, common.wr_id, malformed.wc_opcode);
         if !allows(config.kind, opcode) {
-            return refuse(operation_error, "a send opcode that the QP does not do");
+            return Err(malformed.because(FOREIGN_OPCODE));
         }
         if flags & !(KNOWN_FLAGS | VIRTIO_RDMA_SEND_INLINE) != 0 {
-            return refuse(operation_error, "an unknown send flag");
+            return Err(malformed.because("an unknown send flag"));
         }
         self.is_inline = flags & VIRTIO_RDMA_SEND_INLINE != 0;
         self.signaled = flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
@@ -335,53 +371,11 @@ impl SendWqe {
             matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
         self.request.immediate = with_immediate.then_some(common.ex);
         self.request.invalidate = invalidates(opcode).then_some(common.ex);
-        let count = usize::from(common.num_sge);
-        if self.is_inline {
-            let bytes = usize::from(common.inline_len);
-            if count != 0 {
-                return refuse(operation_error, "inline data and SGEs");
-            }
-            if !may_be_inline(opcode) || bytes > config.max_inline {
-                return refuse(operation_error, "inline data where there may be none");
-            }
-            self.inline.resize(bytes, 0);
-            if entry.read(len, &mut self.inline).is_err() {
-                return refuse(operation_error, "inline data that cannot be read");
-            }
-            self.request.total = bytes as u64;
-        } else {
-            if count > config.max_send_sge.min(MAX_SGE) {
-                return refuse(operation_error, "more SGEs than the QP's limit");
-            }
-            if !self.sges.read_entry(entry, len, count) {
-                return refuse(operation_error, "SGEs that cannot be read");
-            }
-            self.request.total = self.sges.total();
-            if self.request.total > MAX_MSG_SIZE.into() {
-                return refuse(WcStatus::LocalLength, "a message longer than the largest");
-            }
-        }
+        self.take_data(&common, read, config, malformed)?;
         (self.request.remote_addr, self.request.rkey) = (common.remote_addr, common.rkey);
-        let (compare, swap) = (common.compare_add, common.swap);
-        self.request.operation = match opcode {
-            VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => {
-                Operation::Atomic(Atomic::CompareSwap { compare, swap })
-            }
-            VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => Operation::Atomic(Atomic::FetchAdd(compare)),
-            VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV => Operation::Read,
-            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_SEND_WITH_INV => {
-                Operation::Send
-            }
-            VIRTIO_RDMA_WR_REG_MR => Operation::RegMr(Registration::from_entry(&prefix(&header))),
-            VIRTIO_RDMA_WR_LOCAL_INV => Operation::LocalInv,
-            VIRTIO_RDMA_WR_BIND_MW => Operation::BindMw(Bind::from_entry(&prefix(&header))),
-            VIRTIO_RDMA_WR_ATOMIC_WRITE => Operation::AtomicWrite,
-            VIRTIO_RDMA_WR_FLUSH => match Flush::from_entry(&prefix(&header)) {
-                Some(flush) => Operation::Flush(flush),
-                None => return refuse(operation_error, "a FLUSH of an unknown kind"),
-            },
-            _ => Operation::Write,
-        };
+        self.request.operation = operation(header, &common)
+            .ok_or_else(|| malformed.because("a FLUSH of an unknown kind"))?;
+        let count = common.num_sge;
         if opcode == VIRTIO_RDMA_WR_ATOMIC_WRITE && count == 0 {
             // What it writes is in its header.
             self.inline.clear();
@@ -389,18 +383,18 @@ impl SendWqe {
             (self.is_inline, self.request.total) = (true, 8);
         }
         if self.request.operation.has_no_data() && (count != 0 || self.is_inline) {
-            return refuse(operation_error, "data where there may be none");
+            return Err(malformed.because("data where there may be none"));
         }
         if self.request.operation.is_of_a_word() && self.request.total != 8 {
-            return refuse(WcStatus::LocalLength, "an atomic on other than 8 bytes");
+            return Err(malformed.because_of_length("an atomic on other than 8 bytes"));
         }
         match config.kind {
             QpType::Rc | QpType::Uc | QpType::XrcTgt => {}
             QpType::XrcIni => {
-                self.request.srqn = prefix::<virtio_rdma_ring_xrc_wqe>(&header).remote_srqn;
+                self.request.srqn = prefix::<virtio_rdma_ring_xrc_wqe>(header).remote_srqn;
             }
             QpType::Ud | QpType::Gsi => {
-                let ud: virtio_rdma_ring_ud_wqe = prefix(&header);
+                let ud: virtio_rdma_ring_ud_wqe = prefix(header);
                 let (remote_qpn, remote_qkey) = (ud.remote_qpn, ud.remote_qkey);
                 self.ud = WrUd { remote_qpn, remote_qkey, av: ud.av };
             }
@@ -408,95 +402,126 @@ impl SendWqe {
         Ok(())
     }
 
-    /// Checks the bytes of a chain that were copied, as [`Self::read`].
-    pub fn parse(bytes: &[u8], kind: QpType, max_sge: usize) -> Result<Self, Malformed> {
-        let Ok((header, rest)) = virtio_rdma_sq_wqe::read_from_prefix(bytes) else {
-            let why = "a send work request is shorter than its header";
-            let status = WcStatus::LocalQpOperation;
-            return Err(Malformed { index: 0, wr_id: 0, wc_opcode: 0, status, why });
-        };
-        let opcode = header.opcode;
-        let wc_opcode = wc_opcode(opcode);
-        let wr_id = header.wr_id;
-        let refuse = |status, why| Err(Malformed { index: 0, wr_id, wc_opcode, status, why });
-        let operation_error = WcStatus::LocalQpOperation;
-        if !allows(kind, opcode) || needs_rings(opcode) {
-            return refuse(operation_error, "a send opcode that the QP does not do");
+    /// Takes the SGEs or the inline data.
+    #[inline(always)]
+    fn take_data(
+        &mut self,
+        common: &virtio_rdma_ring_sq_wqe,
+        read: impl FnOnce(&mut [u8]) -> bool,
+        config: &WqConfig,
+        malformed: Malformed,
+    ) -> Result<(), Malformed> {
+        let count = usize::from(common.num_sge);
+        if self.is_inline {
+            let bytes = usize::from(common.inline_len);
+            if count != 0 {
+                return Err(malformed.because("inline data and SGEs"));
+            }
+            if !may_be_inline(common.opcode.into()) || bytes > config.max_inline {
+                return Err(malformed.because("inline data where there may be none"));
+            }
+            self.inline.resize(bytes, 0);
+            if !read(&mut self.inline) {
+                return Err(malformed.because("inline data that cannot be read"));
+            }
+            self.request.total = bytes as u64;
+            return Ok(());
         }
-        if header.send_flags & !KNOWN_FLAGS != 0 {
-            return refuse(operation_error, "an unknown send flag");
+        if count > config.max_send_sge.min(MAX_SGE) {
+            return Err(malformed.because("more SGEs than the QP's limit"));
         }
-        let count = header.num_sge as usize;
-        if count > max_sge.min(MAX_SGE) {
-            return refuse(operation_error, "more SGEs than the QP's limit");
+        if !self.sges.take(count, read) {
+            return Err(malformed.because(NO_SGES));
         }
-        if rest.len() < count * size_of::<virtio_rdma_sge>() {
-            return refuse(operation_error, "a send work request is shorter than its SGEs");
+        self.request.total = self.sges.total();
+        if self.request.total > MAX_MSG_SIZE.into() {
+            return Err(malformed.because_of_length("a message longer than the largest"));
         }
-        let sges = SgeList::parse(rest, count);
-        let total = sges.total();
-        if total > MAX_MSG_SIZE.into() {
-            return refuse(WcStatus::LocalLength, "a message longer than the largest");
-        }
-        let mut wqe = Self {
-            wr_id: header.wr_id,
-            wc_opcode,
-            signaled: header.send_flags & VIRTIO_RDMA_SEND_SIGNALED != 0,
-            is_fenced: header.send_flags & VIRTIO_RDMA_SEND_FENCE != 0,
-            sges,
-            request: Request {
-                solicited: header.send_flags & VIRTIO_RDMA_SEND_SOLICITED != 0,
-                invalidate: invalidates(opcode).then_some(header.ex),
-                total,
-                ..Request::EMPTY
-            },
-            ..Self::empty()
-        };
-        if matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM) {
-            wqe.request.immediate = Some(header.ex);
-        }
-        if !wqe.set_remote(opcode, header.wr.as_bytes()) {
-            return refuse(WcStatus::LocalLength, "an atomic on other than 8 bytes");
-        }
-        if wqe.request.operation.is_local() && count != 0 {
-            return refuse(operation_error, "data where there may be none");
-        }
-        Ok(wqe)
+        Ok(())
     }
+}
 
-    /// Fills in what the opcode takes from `wr`; `false` for an atomic whose
-    /// local side is not 8 bytes.
-    fn set_remote(&mut self, opcode: u32, wr: &[u8]) -> bool {
-        match opcode {
-            VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => {
-                let atomic = prefix::<WrAtomic>(wr);
-                let operation = if opcode == VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP {
-                    Atomic::CompareSwap { compare: atomic.compare_add, swap: atomic.swap }
-                } else {
-                    Atomic::FetchAdd(atomic.compare_add)
-                };
-                self.request.operation = Operation::Atomic(operation);
-                (self.request.remote_addr, self.request.rkey) = (atomic.remote_addr, atomic.rkey);
-                return self.request.total == 8;
-            }
-            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_SEND_WITH_INV => {
-                self.request.operation = Operation::Send;
-                self.ud = prefix::<WrUd>(wr);
-            }
-            VIRTIO_RDMA_WR_REG_MR => {
-                self.request.operation = Operation::RegMr(Registration::from_wr(&prefix(wr)));
-            }
-            VIRTIO_RDMA_WR_LOCAL_INV => self.request.operation = Operation::LocalInv,
-            _ => {
-                let rdma = prefix::<WrRdma>(wr);
-                let read =
-                    matches!(opcode, VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
-                self.request.operation = if read { Operation::Read } else { Operation::Write };
-                (self.request.remote_addr, self.request.rkey) = (rdma.remote_addr, rdma.rkey);
-            }
+/// Returns the operation of an entry whose opcode the QP does; `None` for a FLUSH of an unknown kind.
+#[inline(always)]
+fn operation(header: &[u8; RING_UD_HEADER], common: &virtio_rdma_ring_sq_wqe) -> Option<Operation> {
+    let (compare, swap) = (common.compare_add, common.swap);
+    Some(match common.opcode.into() {
+        VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => {
+            Operation::Atomic(Atomic::CompareSwap { compare, swap })
         }
-        true
+        VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => Operation::Atomic(Atomic::FetchAdd(compare)),
+        VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV => Operation::Read,
+        VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_SEND_WITH_INV => {
+            Operation::Send
+        }
+        VIRTIO_RDMA_WR_REG_MR => Operation::RegMr(Registration::from_entry(&prefix(header))),
+        VIRTIO_RDMA_WR_LOCAL_INV => Operation::LocalInv,
+        VIRTIO_RDMA_WR_BIND_MW => Operation::BindMw(Bind::from_entry(&prefix(header))),
+        VIRTIO_RDMA_WR_ATOMIC_WRITE => Operation::AtomicWrite,
+        VIRTIO_RDMA_WR_FLUSH => Operation::Flush(Flush::from_entry(&prefix(header))?),
+        _ => Operation::Write,
+    })
+}
+
+/// Returns the header that a work request of a virtqueue has in a ring. A number for which a ring has too few bits becomes
+/// the largest one, which is refused there as well.
+fn entry_of(wqe: &virtio_rdma_sq_wqe, kind: QpType) -> [u8; RING_UD_HEADER] {
+    let is_known = wqe.send_flags & !KNOWN_FLAGS == 0;
+    let mut entry = [0; RING_UD_HEADER];
+    let common = virtio_rdma_ring_sq_wqe {
+        wr_id: wqe.wr_id,
+        opcode: u8::try_from(wqe.opcode).unwrap_or(u8::MAX),
+        num_sge: u8::try_from(wqe.num_sge).unwrap_or(u8::MAX),
+        send_flags: if is_known { wqe.send_flags as u16 } else { u16::MAX },
+        ex: wqe.ex,
+        ..FromZeros::new_zeroed()
+    };
+    fill(&mut entry, &common);
+    let wr = wqe.wr.as_bytes();
+    match wqe.opcode {
+        _ if matches!(kind, QpType::Ud | QpType::Gsi) => {
+            let WrUd { remote_qpn, remote_qkey, av } = prefix(wr);
+            let common = prefix(&entry);
+            fill(&mut entry, &virtio_rdma_ring_ud_wqe { remote_qpn, remote_qkey, av, ..common });
+        }
+        VIRTIO_RDMA_WR_REG_MR => {
+            let WrReg { access, npages, page_shift, key, iova, pages, length, .. } = prefix(wr);
+            let npages = u16::try_from(npages).unwrap_or(u16::MAX);
+            let common: virtio_rdma_ring_reg_wqe = prefix(&entry);
+            let reg = virtio_rdma_ring_reg_wqe {
+                access,
+                npages,
+                page_shift,
+                key,
+                iova,
+                pages,
+                length,
+                ..common
+            };
+            fill(&mut entry, &reg);
+        }
+        VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => {
+            let WrAtomic { remote_addr, compare_add, swap, rkey, .. } = prefix(wr);
+            let atomic = virtio_rdma_ring_sq_wqe { remote_addr, rkey, compare_add, swap, ..common };
+            fill(&mut entry, &atomic);
+        }
+        _ => {
+            let WrRdma { remote_addr, rkey, .. } = prefix(wr);
+            fill(&mut entry, &virtio_rdma_ring_sq_wqe { remote_addr, rkey, ..common });
+        }
     }
+    entry
+}
+
+/// Writes a structure to the beginning of an entry.
+fn fill(entry: &mut [u8; RING_UD_HEADER], header: &(impl IntoBytes + Immutable)) {
+    let header = header.as_bytes();
+    entry[..header.len()].copy_from_slice(header);
+}
+
+/// Copies as many bytes as `to` has from the beginning of others; `false` if there are fewer.
+fn copy(from: &[u8], to: &mut [u8]) -> bool {
+    from.get(..to.len()).map(|from| to.copy_from_slice(from)).is_some()
 }
 
 /// Returns a structure at the beginning of `bytes`, which must be as long.
@@ -582,12 +607,6 @@ pub(crate) struct ReceiveWqe {
     pub sges: SgeList,
 }
 
-/// Returns what is wrong with a receive work request.
-fn malformed_receive(index: u32, wr_id: u64, why: &'static str) -> Malformed {
-    let wc_opcode = VIRTIO_RDMA_WC_RECV as u8;
-    Malformed { index, wr_id, wc_opcode, status: WcStatus::LocalQpOperation, why }
-}
-
 impl ReceiveWqe {
     /// Returns a work request without SGEs.
     pub fn empty() -> Self {
@@ -599,29 +618,16 @@ impl ReceiveWqe {
         Flushed { wr_id: self.wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: self.index }
     }
 
-    /// Copies a work request out of its chain, once, and checks its form.
-    pub fn read(chain: &Chain, max_sge: usize) -> Result<Self, Malformed> {
+    /// Copies a work request out of its chain, once, in place of the one before, and checks its form.
+    pub fn read(&mut self, chain: &Chain, max_sge: usize) -> Result<(), Malformed> {
         let mut bytes = [0; RECEIVE_HEADER + SGES];
-        let count = chain
-            .read(&mut bytes)
-            .map_err(|_| malformed_receive(0, 0, "a receive work request that cannot be read"))?;
-        Self::parse(&bytes[..count], max_sge)
-    }
-
-    /// Checks the bytes of a chain that were copied, as [`Self::read`].
-    pub fn parse(bytes: &[u8], max_sge: usize) -> Result<Self, Malformed> {
-        let refuse = |wr_id, why| Err(malformed_receive(0, wr_id, why));
-        let Ok((header, rest)) = virtio_rdma_rq_wqe::read_from_prefix(bytes) else {
-            return refuse(0, "a receive work request is shorter than its header");
+        let malformed = Self::malformed(0, 0);
+        let unreadable = |_| malformed.because("a receive work request that cannot be read");
+        let count = chain.read(&mut bytes).map_err(unreadable)?;
+        let Ok((header, sges)) = virtio_rdma_rq_wqe::read_from_prefix(&bytes[..count]) else {
+            return Err(malformed.because("a receive work request is shorter than its header"));
         };
-        let count = header.num_sge as usize;
-        if count > max_sge.min(MAX_SGE) {
-            return refuse(header.wr_id, "more SGEs than the QP's limit");
-        }
-        if rest.len() < count * size_of::<virtio_rdma_sge>() {
-            return refuse(header.wr_id, "a receive work request is shorter than its SGEs");
-        }
-        Ok(Self { index: 0, wr_id: header.wr_id, sges: SgeList::parse(rest, count) })
+        self.parse(0, &header, |to| copy(sges, to), max_sge)
     }
 
     /// Copies a work request out of its ring, in place of the one before, and checks its form.
@@ -633,20 +639,37 @@ impl ReceiveWqe {
         max_sge: usize,
     ) -> Result<(), Malformed> {
         let mut header = virtio_rdma_rq_wqe::new_zeroed();
-        let read = entry.read(0, header.as_mut_bytes());
-        let refuse = |why| Err(malformed_receive(index, header.wr_id, why));
-        if read.is_err() {
-            return refuse("a receive work request that cannot be read");
+        if entry.read(0, header.as_mut_bytes()).is_err() {
+            let malformed = Self::malformed(index, header.wr_id);
+            return Err(malformed.because("a receive work request that cannot be read"));
         }
+        self.parse(index, &header, |to| entry.read(RECEIVE_HEADER, to).is_ok(), max_sge)
+    }
+
+    /// Takes a work request from its header, and its SGEs, which `read` copies.
+    #[inline(always)]
+    fn parse(
+        &mut self,
+        index: u32,
+        header: &virtio_rdma_rq_wqe,
+        read: impl FnOnce(&mut [u8]) -> bool,
+        max_sge: usize,
+    ) -> Result<(), Malformed> {
+        let malformed = Self::malformed(index, header.wr_id);
         let count = header.num_sge as usize;
         if count > max_sge.min(MAX_SGE) {
-            return refuse("more SGEs than the QP's limit");
+            return Err(malformed.because("more SGEs than the QP's limit"));
         }
         (self.index, self.wr_id) = (index, header.wr_id);
-        if !self.sges.read_entry(entry, RECEIVE_HEADER, count) {
-            return refuse("SGEs that cannot be read");
+        if !self.sges.take(count, read) {
+            return Err(malformed.because(NO_SGES));
         }
         Ok(())
+    }
+
+    /// Returns what a CQE says of a malformed work request, whatever is wrong.
+    fn malformed(index: u32, wr_id: u64) -> Malformed {
+        Malformed { index, wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, ..NO_HEADER }
     }
 }
 
@@ -663,8 +686,13 @@ mod tests {
         bytes
     }
 
+    fn parse(bytes: &[u8], kind: QpType) -> Result<(), Malformed> {
+        let config = WqConfig { kind, max_send_sge: 4, max_recv_sge: 4, max_inline: 0 };
+        SendWqe::empty().read_bytes(bytes, &config)
+    }
+
     fn status(bytes: &[u8], kind: QpType) -> Option<WcStatus> {
-        SendWqe::parse(bytes, kind, 4).map(|_| ()).map_err(|e| e.status).err()
+        parse(bytes, kind).err().map(|malformed| malformed.status)
     }
 
     #[test]
@@ -687,7 +715,13 @@ mod tests {
         let atomic = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
         assert_eq!(status(&bytes(1, atomic, 0, &[sge(4)]), rc), length);
         assert_eq!(status(&bytes(2, atomic, 0, &[sge(4), sge(4)]), rc), None);
-        let malformed = SendWqe::parse(&bytes(9, send, 0, &[]), rc, 4).err().unwrap();
+        // Rings have fewer bits for these numbers.
+        assert_eq!(status(&bytes(0x101, send, 0, &[sge(1)]), rc), operation);
+        assert_eq!(status(&bytes(1, 0x100 | send, 0, &[sge(1)]), rc), operation);
+        assert_eq!(status(&bytes(1, send, 0x1_0000, &[sge(1)]), rc), operation);
+        let malformed = parse(&bytes(9, send, 0, &[]), rc).err().unwrap();
         assert_eq!(malformed.wr_id, 77);
+        let malformed = parse(&bytes(0, VIRTIO_RDMA_WR_BIND_MW, 0, &[]), rc).err().unwrap();
+        assert_eq!(u32::from(malformed.wc_opcode), VIRTIO_RDMA_WC_BIND_MW);
     }
 }
