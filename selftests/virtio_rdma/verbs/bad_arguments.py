@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
 """Invalid arguments of each verb, which are refused with the error numbers of
-ib_core, mlx5 and rxe."""
+ib_core, mlx5 and rxe. libibverbs' log says why the provider refuses them."""
 
+import ctypes
 import errno
 import os
+import tempfile
 
-import ktap
+# libibverbs looks at these once, when it looks for devices.
+LOG = tempfile.NamedTemporaryFile(mode="r", prefix="verbs_log")  # pylint: disable=consider-using-with
+os.environ.update(VERBS_LOG_LEVEL="4", VERBS_LOG_FILE=LOG.name)
+
+import ktap  # noqa: E402
 from rc import (AH, ALL_ACCESS, CQ, MR, PD, PORT, QP, SGE, AHAttr, Endpoint, GlobalRoute, PyverbsError,
                 QPCap, QPInitAttr, e, open_device, sge)
 
@@ -26,6 +32,12 @@ def fails(number, what, function, *args, **options):
             return
         raise AssertionError(f"{what}: {error}, expected {[errno.errorcode[n] for n in numbers]}") from error
     raise AssertionError(f"{what}: accepted")
+
+
+def said():
+    """Returns the lines of the log since the last call."""
+    ctypes.CDLL(None).fflush(None)
+    return LOG.read().splitlines()
 
 
 def create_cq(_rng):
@@ -131,4 +143,25 @@ def post(_rng):
     end.close()
 
 
-ktap.run([create_cq, reg_mr, create_qp, create_ah, modify_qp, post])
+def log(_rng):
+    if DEVICE.is_rxe:
+        raise ktap.Skip("the provider of rxe says nothing")
+    end = Endpoint(DEVICE, depth=4)
+    end.connect(end.qp.qp_num)
+    region = end.memory(64)
+    most = end.init_attr.cap.max_send_sge
+    said()
+    fails(errno.EINVAL, "too many SGEs", end.post_send, e.IBV_WR_SEND, [SGE(region.buf, 1, region.lkey)] * (most + 1))
+    ktap.equal(said(), [f"{DEVICE.name}: send queue of QP {end.qp.qp_num}: a work request has {most + 1} SGEs, "
+                        f"and the most is {most}"], "the log")
+    most = end.init_attr.cap.max_recv_sge
+    fails(errno.EINVAL, "too many SGEs", end.post_recv, [SGE(region.buf, 1, region.lkey)] * (most + 1))
+    ktap.equal(said(), [f"{DEVICE.name}: receive queue of QP {end.qp.qp_num}: a work request has {most + 1} SGEs, "
+                        f"and the most is {most}"], "the log")
+    # What is posted is not worth a line.
+    end.post_recv([sge(region)])
+    ktap.equal(said(), [], "the log")
+    end.close()
+
+
+ktap.run([create_cq, reg_mr, create_qp, create_ah, modify_qp, post, log])

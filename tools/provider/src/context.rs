@@ -5,9 +5,11 @@
 use crate::{
     attr::DeviceAttr,
     bindings::*,
+    causes::{Cause, cause},
     clock, cmd,
-    errno::{Errno, Result},
+    errno::Result,
     limits::{Opcodes, Sizes},
+    log::Refuse,
     object::{Extended, Object, Ref},
     owed::Owed,
     qp_table::QpTable,
@@ -68,7 +70,7 @@ fn opcodes(features: u64) -> Opcodes {
 /// The kernel's; ENOMEM; EPROTONOSUPPORT if the driver wants programs to post
 /// and poll in a way that this provider does not know.
 pub fn open(context: Ref<'_, ibv_context>) -> Result<Private> {
-    Private::new(cmd::context::get(context)?)
+    Private::new(cmd::context::get(context)?).map_err(|cause| context.refuse(cause))
 }
 
 /// Imports a context that another program opened: ibv_import_device(3). Each program has QPs and
@@ -78,7 +80,7 @@ pub fn open(context: Ref<'_, ibv_context>) -> Result<Private> {
 ///
 /// As [`open`].
 pub fn import(context: Ref<'_, ibv_context>) -> Result<Private> {
-    Private::new(cmd::context::query(context)?)
+    Private::new(cmd::context::query(context)?).map_err(|cause| context.refuse(cause))
 }
 
 impl Private {
@@ -87,11 +89,12 @@ impl Private {
     /// # Errors
     ///
     /// EPROTONOSUPPORT for a data path that this provider does not know; ENOMEM.
-    pub(crate) fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self> {
+    pub(crate) fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self, Cause> {
+        let no_memory = |_| cause!(ENOMEM, "there is no memory for the table of QPs");
         let qp_table = match description.data_path {
             VIRTIO_RDMA_UDATA_PATH_KERNEL => None,
-            VIRTIO_RDMA_UDATA_PATH_RINGS => Some(QpTable::new()?),
-            _ => return Err(Errno::EPROTONOSUPPORT),
+            VIRTIO_RDMA_UDATA_PATH_RINGS => Some(QpTable::new().map_err(no_memory)?),
+            path => return Err(cause!(EPROTONOSUPPORT, "the data path %u is unknown", path)),
         };
         Ok(Self {
             qp_table,
@@ -116,9 +119,11 @@ pub fn complete(attr: &mut DeviceAttr<'_>, fw_ver: u64) {
 /// # Errors
 ///
 /// EINVAL for an unknown value.
-pub fn query_rt_values(values: &mut ibv_values_ex) -> Result {
-    if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
-        return Err(Errno::EINVAL);
+pub fn query_rt_values(context: Ref<'_, ibv_context>, values: &mut ibv_values_ex) -> Result {
+    let unknown = values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK;
+    if unknown != 0 {
+        let cause = cause!(EINVAL, "the unknown values 0x%x are asked for", unknown);
+        return Err(context.refuse(cause));
     }
     if values.comp_mask != 0 {
         values.raw_clock = timespec { tv_sec: 0, tv_nsec: clock::device() as _ };

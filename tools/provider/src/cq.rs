@@ -4,12 +4,14 @@
 
 use crate::{
     bindings::*,
+    causes::{Cause, cause},
     clock, cmd, context,
     cq_ring::CqRing,
     cq_state::CqState,
     errno::{Errno, Result},
     limits::Sizes,
     lock::Lock,
+    log::Refuse,
     object::{Blank, Extended, Object, Owned, Ref},
     owed::Owed,
     pd::Domain,
@@ -84,11 +86,13 @@ pub fn create_ex(
     attr: Attr<'_>,
     wc_flags: u64,
 ) -> Result<Owned<Cq>> {
-    let flags = u32::try_from(wc_flags).map_err(|_| Errno::EOPNOTSUPP)?;
-    if flags & !WC_FLAGS != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    let unknown = wc_flags & !u64::from(WC_FLAGS);
+    if unknown != 0 {
+        let bit = unknown.trailing_zeros();
+        let cause = cause!(EOPNOTSUPP, "a CQ with bit %u of wc_flags is wanted", bit);
+        return Err(context.refuse(cause));
     }
-    new(context, attr, flags)
+    new(context, attr, wc_flags as u32)
 }
 
 /// Creates a CQ, whose completions have what `flags` (`IBV_WC_EX_WITH_*`) say.
@@ -101,7 +105,8 @@ fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owne
         let state = state(None);
         return Ok(cq.finish(Private { state, domain: domain.without_memory() }));
     }
-    let (ring, cqe) = new_ring(&context.whole().private().sizes, cqe, &domain)?;
+    let ring = new_ring(&context.whole().private().sizes, cqe, &domain);
+    let (ring, cqe) = ring.map_err(|cause| context.refuse(cause))?;
     cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
     let state = state(Some(ring));
     Ok(cq.finish(Private { state, domain }))
@@ -146,11 +151,12 @@ const MIN_CQE: u32 = 32;
 /// # Errors
 ///
 /// EINVAL for a number of CQEs that no ring has; ENOMEM.
-fn new_ring(sizes: &Sizes, cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
-    let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(Errno::EINVAL)?;
+fn new_ring(sizes: &Sizes, cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int), Cause> {
+    let cannot_be = || cause!(EINVAL, "a CQ of %d CQEs is wanted", cqe as u32);
+    let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or_else(cannot_be)?;
     sizes.check_cq(depth)?;
     let ring = CqRing::lent(depth.max(MIN_CQE), domain.allocator)?;
-    let depth = c_int::try_from(ring.depth()).map_err(|_| Errno::EINVAL)?;
+    let depth = c_int::try_from(ring.depth()).map_err(|_| cannot_be())?;
     Ok((ring, depth))
 }
 
@@ -161,7 +167,8 @@ fn new_ring(sizes: &Sizes, cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int
 /// EINVAL for fewer CQEs than the CQ holds; otherwise as [`create`].
 pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
     let Private { state, domain } = cq.private();
-    let (mut ring, cqe) = new_ring(&cq.cq().context().private().sizes, cqe, domain)?;
+    let ring = new_ring(&cq.cq().context().private().sizes, cqe, domain);
+    let (mut ring, cqe) = ring.map_err(|cause| cq.cq().refuse(cause))?;
     let mut state = state.lock();
     let old = state.ring()?;
     ring.arm_as(old);
@@ -304,7 +311,10 @@ mod tests {
             assert_eq!(new_ring(&sizes, asked, &Domain::NONE).map(|(_, depth)| depth), Ok(got));
         }
         for asked in [0, -1, c_int::MIN, c_int::MAX] {
-            assert_eq!(new_ring(&sizes, asked, &Domain::NONE).err(), Some(Errno::EINVAL));
+            assert_eq!(
+                new_ring(&sizes, asked, &Domain::NONE).err().map(Cause::errno),
+                Some(Errno::EINVAL)
+            );
         }
         sizes =
             Sizes::from(&virtio_rdma_uresp_alloc_ucontext { max_cqe: 64, ..Default::default() });

@@ -5,6 +5,7 @@
 use crate::{
     atomic::fence,
     bindings::*,
+    causes::Cause,
     errno::Result,
     ring::{Allocator, Region, Resource, Ring, Word},
 };
@@ -57,7 +58,7 @@ impl CqRing {
     /// # Errors
     ///
     /// EINVAL for a depth that no ring has; ENOMEM.
-    pub fn lent(depth: u32, allocator: Option<Allocator>) -> Result<Self> {
+    pub fn lent(depth: u32, allocator: Option<Allocator>) -> Result<Self, Cause> {
         let (head, stride) =
             const { (size_of::<virtio_rdma_cq_ring>(), size_of::<virtio_rdma_ring_cqe>()) };
         let ring = Ring::new(head, depth, stride)?;
@@ -67,7 +68,7 @@ impl CqRing {
 
     /// Allocates a ring in memory of the provider.
     #[cfg(test)]
-    pub fn new(depth: u32) -> Result<Self> {
+    pub fn new(depth: u32) -> Result<Self, Cause> {
         Self::lent(depth, None)
     }
 

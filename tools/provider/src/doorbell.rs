@@ -8,6 +8,7 @@ use crate::{
     bindings,
     context::Context,
     errno::{Errno, Result},
+    log::{Refuse, Subject},
     object::Ref,
     owed::{self, Doorbell},
     qp::Qp,
@@ -52,6 +53,16 @@ impl<'a> Queue<'a> {
         match self {
             Self::Send(qp) | Self::Recv(qp) => qp.qp().context(),
             Self::Srq(srq) => srq.srq().context(),
+        }
+    }
+}
+
+impl<'a> Refuse<'a> for Queue<'a> {
+    fn subject(self) -> Subject<'a> {
+        match self {
+            Self::Send(qp) => Subject { kind: c"send queue of QP", ..qp.subject() },
+            Self::Recv(qp) => Subject { kind: c"receive queue of QP", ..qp.subject() },
+            Self::Srq(srq) => srq.srq().subject(),
         }
     }
 }

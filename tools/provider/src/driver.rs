@@ -8,10 +8,12 @@
 
 use crate::{
     bindings::*,
+    causes::cause,
     context::{self, Context},
     errno::{Errno, Result},
     libibverbs::{Device, Library, Refusal, copies::Copy, whole_context},
     limits::Opcodes,
+    log::Refuse,
     object::{Blank, Owned, Ref},
     ops,
 };
@@ -158,7 +160,8 @@ unsafe fn new_context(
         let raw = library.alloc_context(device, cmd_fd, more);
         let Some(context) = Ref::optional(raw) else { return ptr::null_mut() };
         if let Err(errno) = open(context).and_then(|private| complete(library, context, private)) {
-            library.log(raw, c"virtio_rdma: cannot open a context: errno %d\n", errno.get());
+            let number = errno.get() as u32;
+            context.subject().say(cause!(EIO, "it cannot be opened: errno %u", number));
             library.free_context(raw);
             errno.set();
             return ptr::null_mut();

@@ -60,6 +60,22 @@ impl<'a> Ref<'a, ibv_pd> {
     }
 }
 
+impl Ref<'_, ibv_td> {
+    /// Gives a thread domain that nobody uses yet its context.
+    pub fn join(self, context: Ref<'_, ibv_context>) {
+        // SAFETY: the domain is live, and nobody else uses it.
+        unsafe { (*self.as_ptr()).context = context.as_ptr() };
+    }
+}
+
+impl<'a> Ref<'a, verbs_mr> {
+    /// Returns the MR as libibverbs hands it out.
+    pub fn mr(self) -> Ref<'a, ibv_mr> {
+        // SAFETY: the field is initialised.
+        unsafe { self.project(|mr| &raw mut (*mr).ibv_mr) }
+    }
+}
+
 impl Ref<'_, ibv_mr> {
     /// Returns the MR's lkey.
     pub fn lkey(self) -> u32 {

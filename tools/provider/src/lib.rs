@@ -23,8 +23,8 @@
 //! | rings | [`cq_ring`], [`cq_state`], [`qp_table`], [`wr`], [`wr_kernel`], [`wqe`], [`wq`] | work requests and completions |
 //! | other objects | [`ah`], [`mr`], [`mw`], [`td`], [`pd`], [`xrcd`] | what their verbs do |
 //! | commands | [`cmd`], [`owed`] | what the kernel does |
-//! | libibverbs | [`libibverbs`], [`users`], [`fields`], [`attr`] | its copies in the process, its objects and attributes |
-//! | base | [`bindings`], [`atomic`], [`errno`], [`object`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, C objects, locks, shared memory |
+//! | libibverbs | [`libibverbs`], [`users`], [`fields`], [`attr`], [`log`] | its copies in the process, its objects, attributes and log |
+//! | base | [`bindings`], [`atomic`], [`errno`], [`causes`], [`object`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, C objects, locks, shared memory |
 //!
 //! `unsafe` is in the C interface, on the lowest three floors, and in [`doorbell`], [`qp_table`],
 //! [`wr`] and [`wr_kernel`]; the other modules forbid it.
@@ -37,6 +37,7 @@ pub mod ah;
 pub mod atomic;
 pub mod attr;
 pub mod bindings;
+pub mod causes;
 pub mod clock;
 pub mod cmd;
 pub mod context;
@@ -51,6 +52,7 @@ pub mod fields;
 pub mod libibverbs;
 pub mod limits;
 pub mod lock;
+pub mod log;
 #[cfg(test)]
 mod model;
 pub mod mr;

@@ -4,7 +4,8 @@
 
 use crate::{
     bindings::*,
-    errno::{Errno, Result},
+    causes::{Cause, cause},
+    errno::Result,
 };
 
 /// The transport service of a QP (`enum ibv_qp_type`).
@@ -192,6 +193,15 @@ impl From<&virtio_rdma_uresp_alloc_ucontext> for Sizes {
     }
 }
 
+/// Returns from the function if a number is above its limit, with a text that has both numbers.
+macro_rules! most {
+    ($number:expr, $limit:expr, $text:literal) => {
+        if $limit != 0 && $number > $limit {
+            return Err(cause!(EINVAL, $text, $number, $limit));
+        }
+    };
+}
+
 impl Sizes {
     /// Checks how many entries a program asks for in a CQ. Each check comes before the provider allocates
     /// rings, so that no absurd number ends in ENOMEM.
@@ -199,34 +209,45 @@ impl Sizes {
     /// # Errors
     ///
     /// EINVAL if the device has fewer, here and below.
-    pub fn check_cq(&self, cqe: u32) -> Result {
-        within(&[(cqe, self.max_cqe)])
+    pub fn check_cq(&self, cqe: u32) -> Result<(), Cause> {
+        most!(cqe, self.max_cqe, "a CQ of %u CQEs is wanted, and the most is %u");
+        Ok(())
     }
 
     /// Checks what a program asks for of a QP. With an SRQ the QP has no receive queue.
-    pub fn check_qp(&self, cap: &ibv_qp_cap, has_srq: bool) -> Result {
-        within(&[(cap.max_send_wr, self.max_qp_wr), (cap.max_send_sge, self.max_send_sge)])?;
+    pub fn check_qp(&self, cap: &ibv_qp_cap, has_srq: bool) -> Result<(), Cause> {
+        most!(cap.max_send_wr, self.max_qp_wr, "a QP of %u sends is wanted, and the most is %u");
+        let sges = cap.max_send_sge;
+        most!(sges, self.max_send_sge, "a QP of %u SGEs for a send is wanted, and the most is %u");
         if has_srq {
             return Ok(());
         }
-        within(&[(cap.max_recv_wr, self.max_qp_wr), (cap.max_recv_sge, self.max_recv_sge)])
+        most!(cap.max_recv_wr, self.max_qp_wr, "a QP of %u receives is wanted, and the most is %u");
+        let sges = cap.max_recv_sge;
+        most!(
+            sges,
+            self.max_recv_sge,
+            "a QP of %u SGEs for a receive is wanted, and the most is %u"
+        );
+        Ok(())
     }
 
     /// Checks what a program asks for of an SRQ.
-    pub fn check_srq(&self, max_wr: u32, max_sge: u32) -> Result {
-        within(&[(max_wr, self.max_srq_wr), (max_sge, self.max_srq_sge)])
+    pub fn check_srq(&self, max_wr: u32, max_sge: u32) -> Result<(), Cause> {
+        most!(max_wr, self.max_srq_wr, "an SRQ of %u receives is wanted, and the most is %u");
+        most!(
+            max_sge,
+            self.max_srq_sge,
+            "an SRQ of %u SGEs for a receive is wanted, and the most is %u"
+        );
+        Ok(())
     }
-}
-
-/// Checks numbers against their limits.
-fn within(asked: &[(u32, u32)]) -> Result {
-    let more = |&(number, limit): &(u32, u32)| limit != 0 && number > limit;
-    if asked.iter().any(more) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
 
     /// Each limit is checked by itself; a QP with an SRQ has no receive queue.
     #[test]
@@ -261,9 +282,9 @@ mod tests {
             assert_eq!(sizes.check_qp(&cap, has_srq).is_ok(), fits, "{cap:?}");
             assert!(unknown.check_qp(&cap, has_srq).is_ok());
         }
-        assert_eq!(sizes.check_cq(2), Err(Errno::EINVAL));
-        assert_eq!(sizes.check_srq(6, 6), Err(Errno::EINVAL));
-        assert_eq!(sizes.check_srq(5, 7), Err(Errno::EINVAL));
+        assert_eq!(sizes.check_cq(2).map_err(Cause::errno), Err(Errno::EINVAL));
+        assert_eq!(sizes.check_srq(6, 6).map_err(Cause::errno), Err(Errno::EINVAL));
+        assert_eq!(sizes.check_srq(5, 7).map_err(Cause::errno), Err(Errno::EINVAL));
         assert!(unknown.check_cq(u32::MAX).is_ok() && unknown.check_srq(u32::MAX, 1).is_ok());
     }
 

@@ -4,8 +4,10 @@
 
 use crate::{
     bindings::*,
+    causes::cause,
     cmd,
-    errno::{Errno, Result},
+    errno::Result,
+    log::Refuse,
     object::{Owned, Ref},
 };
 
@@ -67,7 +69,7 @@ pub fn alloc(pd: Ref<'_, ibv_pd>, mw_type: ibv_mw_type) -> Result<Owned<ibv_mw>>
 /// EINVAL for a zero-based window: windows of type 1 cannot be (IBA 10.6.7.2.2).
 pub fn bind_request(mw: Ref<'_, ibv_mw>, bind: &ibv_mw_bind) -> Result<ibv_send_wr> {
     if bind.bind_info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
-        return Err(Errno::EINVAL);
+        return Err(mw.refuse(cause!(EINVAL, "a window of type 1 cannot be zero-based")));
     }
     let bind_mw = ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
         mw: mw.as_ptr(),
@@ -91,6 +93,7 @@ fn next_rkey(rkey: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{errno::Errno, model::objects};
 
     #[test]
     fn keys_wrap() {
@@ -111,8 +114,9 @@ mod tests {
 
     #[test]
     fn type_1_is_not_zero_based() {
-        let mw: Owned<ibv_mw> = Owned::zeroed().unwrap();
+        let (context, mw) = (objects::context(), Owned::<ibv_mw>::zeroed().unwrap());
         mw.as_ref().set_rkey(0x5ff);
+        objects::mw_of(&mw, &context);
         let mut bind = ibv_mw_bind { wr_id: 7, ..Default::default() };
         let request = bind_request(mw.as_ref(), &bind).unwrap();
         assert_eq!((request.wr_id, request.opcode, request.num_sge), (7, IBV_WR_BIND_MW, 0));

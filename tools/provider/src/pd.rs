@@ -8,9 +8,11 @@
 
 use crate::{
     bindings::{ibv_context, ibv_pd},
+    causes::{Cause, cause},
     cmd,
-    errno::{Errno, Result},
+    errno::Result,
     lock::Threads,
+    log::Refuse,
     object::{Blank, Extended, Object, Owned, Ref},
     ring::Allocator,
     td::Td,
@@ -76,7 +78,10 @@ impl Domain {
     ///
     /// EINVAL for a PD that is not a parent domain.
     pub fn of_parent(pd: Ref<'_, Pd>) -> Result<Self> {
-        if pd.private().parent.is_none() { Err(Errno::EINVAL) } else { Ok(Self::of(pd)) }
+        if pd.private().parent.is_none() {
+            return Err(pd.verbs().refuse(cause!(EINVAL, "it is not a parent domain")));
+        }
+        Ok(Self::of(pd))
     }
 }
 
@@ -112,14 +117,16 @@ pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
 pub fn alloc_parent(
     pd: Ref<'_, Pd>,
     td: Option<(Ref<'_, Td>, Threads)>,
-    allocator: impl FnOnce(Ref<'_, ibv_pd>) -> Result<Option<Allocator>>,
+    allocator: impl FnOnce(Ref<'_, ibv_pd>) -> Result<Option<Allocator>, Cause>,
 ) -> Result<Owned<Pd>> {
-    let Private { users, parent: None } = pd.private() else { return Err(Errno::EINVAL) };
+    let Private { users, parent: None } = pd.private() else {
+        return Err(pd.verbs().refuse(cause!(EINVAL, "it is a parent domain already")));
+    };
     let domain = Blank::<ibv_pd>::new()?;
     domain.verbs().alias(pd.verbs());
     let parent = Parent {
         threads: td.map_or(Threads::MANY, |(_, threads)| threads),
-        allocator: allocator(domain.verbs())?,
+        allocator: allocator(domain.verbs()).map_err(|cause| pd.verbs().refuse(cause))?,
         _pd: Hold::new(users),
         _td: td.map(|(td, _)| Hold::new(&td.private().users)),
     };
@@ -134,7 +141,7 @@ pub fn alloc_parent(
 pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
     let Private { users, parent } = pd.private();
     if users.any() {
-        return Err(Errno::EBUSY);
+        return Err(pd.verbs().refuse(cause!(EBUSY, "a parent domain or a ring uses it")));
     }
     if parent.is_some() { Ok(()) } else { cmd::pd::dealloc(pd.verbs()) }
 }
@@ -142,6 +149,7 @@ pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
     use crate::{
         bindings::{EBUSY, ENOMEM, UVERBS_ATTR_DESTROY_PD_HANDLE},
         model::{
@@ -192,7 +200,7 @@ mod tests {
     fn several_domains_of_one_pd() {
         let context = objects::context();
         let pd = import(context.as_ref().verbs(), 7).unwrap();
-        let td = crate::td::alloc().unwrap();
+        let td = crate::td::alloc(context.as_ref().verbs()).unwrap();
         let threads = Some((td.as_ref(), Threads::MANY));
         let new = || alloc_parent(pd.as_ref(), threads, |_| Ok(None)).unwrap();
         let mut parents = vec![new(), new(), new()];
@@ -235,13 +243,13 @@ mod tests {
     fn what_is_used_is_busy() {
         let context = objects::context();
         let pd = import(context.as_ref().verbs(), 7).unwrap();
-        let td = crate::td::alloc().unwrap();
+        let td = crate::td::alloc(context.as_ref().verbs()).unwrap();
         let threads = Some((td.as_ref(), Threads::MANY));
         let parent = alloc_parent(pd.as_ref(), threads, |_| Ok(None)).unwrap();
         assert_eq!(dealloc(pd.as_ref()), Err(Errno::EBUSY));
         assert_eq!(crate::td::dealloc(td.as_ref()), Err(Errno::EBUSY));
         assert_eq!(alloc_parent(parent.as_ref(), None, |_| Ok(None)).err(), Some(Errno::EINVAL));
-        let refused = alloc_parent(pd.as_ref(), threads, |_| Err(Errno::EINVAL));
+        let refused = alloc_parent(pd.as_ref(), threads, |_| Err(cause!(EINVAL, "a test")));
         assert_eq!(refused.err(), Some(Errno::EINVAL));
         // A domain without memory functions is not kept by its objects.
         let domain = Domain::of(parent.as_ref());

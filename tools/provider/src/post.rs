@@ -4,11 +4,14 @@
 
 use crate::{
     bindings::*,
+    causes::{Cause, cause},
     doorbell::{self, Queue},
-    errno::{Errno, Result},
+    errno::Result,
     limits::{Limits, Opcodes, QpType},
+    log::Refuse,
     object::Ref,
     qp::{self, Qp},
+    ring::Writer,
     srq::Srq,
     wq::Posted,
     wqe,
@@ -28,17 +31,19 @@ pub fn send(qp: Ref<'_, Qp>, list: List<'_, ibv_send_wr>) -> Result<(), PostErro
     let first = list.first();
     let refuse = |errno| Err(PostError { errno, bad_wr: first });
     let private = qp.private();
-    let Some(rings) = private.rings() else { return refuse(Errno::EINVAL) };
-    if let Err(errno) = qp::check_can_send(qp) {
-        return refuse(errno);
+    let queue = Queue::Send(qp);
+    let Some(rings) = private.rings() else { return refuse(queue.refuse(no_queue())) };
+    if let Err(cause) = qp::check_can_send(qp) {
+        return refuse(queue.refuse(cause));
     }
     let limits = private.limits();
-    let Posted { result, doorbell } =
-        rings.post_send(list, |request, entry| wqe::send(limits, request, entry));
+    let encode = |request: &Request<'_, _>, entry: Writer<'_>| wqe::send(limits, request, entry);
+    let posted = rings.post_send(list, encode, |cause| queue.refuse(cause));
+    let Posted { result, doorbell } = posted;
     if !doorbell {
         return result;
     }
-    let rung = doorbell::ring(Queue::Send(qp), || rings.send_not_rung());
+    let rung = doorbell::ring(queue, || rings.send_not_rung());
     result.and(rung.or_else(refuse))
 }
 
@@ -51,17 +56,21 @@ pub fn recv(qp: Ref<'_, Qp>, list: List<'_, ibv_recv_wr>) -> Result<(), PostErro
     let first = list.first();
     let refuse = |errno| Err(PostError { errno, bad_wr: first });
     let private = qp.private();
-    let Some(rings) = private.rings() else { return refuse(Errno::EINVAL) };
+    let queue = Queue::Recv(qp);
+    let Some(rings) = private.rings() else { return refuse(queue.refuse(no_queue())) };
     if qp.qp().state() == IBV_QPS_RESET {
-        return refuse(Errno::EINVAL);
+        return refuse(queue.refuse(cause!(EINVAL, "the QP is in state RESET")));
     }
     let limits = private.limits();
-    let posted = rings.post_recv(list, |request, entry| wqe::recv(limits, request, entry));
-    let Some(Posted { result, doorbell }) = posted else { return refuse(Errno::EINVAL) };
+    let encode = |request: &Request<'_, _>, entry: Writer<'_>| wqe::recv(limits, request, entry);
+    let posted = rings.post_recv(list, encode, |cause| queue.refuse(cause));
+    let Some(Posted { result, doorbell }) = posted else {
+        return refuse(queue.refuse(no_queue()));
+    };
     if !doorbell {
         return result;
     }
-    let rung = doorbell::ring(Queue::Recv(qp), || rings.recv_not_rung());
+    let rung = doorbell::ring(queue, || rings.recv_not_rung());
     result.and(rung.or_else(refuse))
 }
 
@@ -78,13 +87,17 @@ pub fn srq_recv(
     list: List<'_, ibv_recv_wr>,
 ) -> Result<(), PostError<ibv_recv_wr>> {
     let first = list.first();
-    let private = srq.private();
-    let Posted { result, doorbell } = private.post(list);
+    let (private, queue) = (srq.private(), Queue::Srq(srq));
+    let Posted { result, doorbell } = private.post(list, |cause| queue.refuse(cause));
     if !doorbell {
         return result;
     }
-    let rung = doorbell::ring(Queue::Srq(srq), || private.not_rung());
+    let rung = doorbell::ring(queue, || private.not_rung());
     result.and(rung.map_err(|errno| PostError { errno, bad_wr: first }))
+}
+
+fn no_queue() -> Cause {
+    cause!(EINVAL, "the QP has no such queue")
 }
 
 /// Posts sends through the kernel: ibv_post_send(3).
@@ -99,7 +112,9 @@ pub fn send_kernel(
     list: List<'_, ibv_send_wr>,
 ) -> Result<(), PostError<ibv_send_wr>> {
     let limits = qp.private().limits();
-    wr_kernel::post(list, |request| check_send(limits, request), |first| first.post(qp.qp()))
+    let refuse = |cause| Queue::Send(qp).refuse(cause);
+    let check = |request: &mut Request<'_, _>| check_send(limits, request).map_err(refuse);
+    wr_kernel::post(list, check, |first| first.post(qp.qp()))
 }
 
 /// Posts receives through the kernel: ibv_post_recv(3).
@@ -112,7 +127,8 @@ pub fn recv_kernel(
     list: List<'_, ibv_recv_wr>,
 ) -> Result<(), PostError<ibv_recv_wr>> {
     let max_sge = qp.private().limits().max_recv_sge;
-    let check = |request: &mut Request<'_, _>| request.sges(max_sge).map(|_| ());
+    let refuse = |cause| Queue::Recv(qp).refuse(cause);
+    let check = |request: &mut Request<'_, _>| request.sges(max_sge).map(|_| ()).map_err(refuse);
     wr_kernel::post(list, check, |first| first.post(qp.qp()))
 }
 
@@ -135,19 +151,21 @@ const OF_POST_SEND: Opcodes = Opcodes::of(&[
 /// Inline data would have to be copied while posting, which the kernel's
 /// command has no room for: a QP has `max_inline_data` 0. A message without
 /// data may carry the flag all the same; it has no meaning then.
-fn check_send(limits: &Limits, request: &mut Request<'_, ibv_send_wr>) -> Result {
+fn check_send(limits: &Limits, request: &mut Request<'_, ibv_send_wr>) -> Result<(), Cause> {
     let sges = request.sges(limits.max_send_sge)?;
-    if !limits.opcodes.intersection(OF_POST_SEND).has(request.wr().opcode) {
-        return Err(Errno::EINVAL);
+    let opcode = request.wr().opcode;
+    if !limits.opcodes.intersection(OF_POST_SEND).has(opcode) {
+        return Err(cause!(EINVAL, "the kernel posts no work requests with opcode %u", opcode));
     }
     if request.wr().send_flags & IBV_SEND_INLINE != 0 {
-        if sges.iter().any(|sge| sge.length != 0) {
-            return Err(Errno::EINVAL);
+        if let Some(sge) = sges.iter().find(|sge| sge.length != 0) {
+            let text = cause!(EINVAL, "the kernel posts no inline data, here %u bytes", sge.length);
+            return Err(text);
         }
         request.wr_mut().send_flags &= !IBV_SEND_INLINE;
     }
     if limits.qp_type == QpType::Ud && request.ah().is_none() {
-        return Err(Errno::EINVAL);
+        return Err(cause!(EINVAL, "a datagram has no address handle"));
     }
     Ok(())
 }
@@ -155,6 +173,7 @@ fn check_send(limits: &Limits, request: &mut Request<'_, ibv_send_wr>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
     use crate::{
         context::Context,
         cq::{self, Cq},
@@ -191,7 +210,7 @@ mod tests {
     /// Checks a request; answers it as the kernel gets it.
     fn check(limits: &Limits, wr: &mut ibv_send_wr) -> Result<ibv_send_wr> {
         let mut request = list(wr).next().unwrap();
-        check_send(limits, &mut request).map(|()| *request.wr())
+        check_send(limits, &mut request).map(|()| *request.wr()).map_err(Cause::errno)
     }
 
     #[test]

@@ -5,9 +5,11 @@
 use crate::{
     attr::cqs,
     bindings::*,
+    causes::{Cause, cause},
     cmd,
     errno::{Errno, Result},
     limits::{Limits, Opcodes, QpType},
+    log::Refuse,
     object::{Blank, Extended, Object, Owned, Ref},
     owed::Doorbell,
     pd::Domain,
@@ -101,27 +103,30 @@ impl Rings {
         Freed::Completed(self.registration.progress().send())
     }
 
-    /// Posts a list of sends; `encode` writes a request to its entry.
+    /// Posts a list of sends; `encode` and `refuse` are those of [`wq::State::post`].
     #[inline]
     pub fn post_send(
         &self,
         list: List<'_, ibv_send_wr>,
-        encode: impl Fn(&Request<'_, ibv_send_wr>, Writer<'_>) -> Result,
+        encode: impl Fn(&Request<'_, ibv_send_wr>, Writer<'_>) -> Result<(), Cause>,
+        refuse: impl Fn(Cause) -> Errno,
     ) -> Posted<ibv_send_wr> {
-        self.queues.send.post(&self.queues.region, wq::SEND, self.send_freed(), list, encode)
+        let Queues { region, send, .. } = &self.queues;
+        send.post(region, wq::SEND, self.send_freed(), list, encode, refuse)
     }
 
-    /// Posts a list of receives; `encode` writes a request to its entry. Returns `None` if the QP
-    /// has no receive queue of its own.
+    /// Posts a list of receives, as [`Self::post_send`]. Returns `None` if the QP has no receive queue of
+    /// its own.
     #[inline]
     pub fn post_recv(
         &self,
         list: List<'_, ibv_recv_wr>,
-        encode: impl Fn(&Request<'_, ibv_recv_wr>, Writer<'_>) -> Result,
+        encode: impl Fn(&Request<'_, ibv_recv_wr>, Writer<'_>) -> Result<(), Cause>,
+        refuse: impl Fn(Cause) -> Errno,
     ) -> Option<Posted<ibv_recv_wr>> {
         let recv = self.queues.recv.as_ref()?;
         let freed = Freed::Completed(self.registration.progress().recv());
-        Some(recv.post(&self.queues.region, wq::RECV, freed, list, encode))
+        Some(recv.post(&self.queues.region, wq::RECV, freed, list, encode, refuse))
     }
 
     /// Returns the entry of the send ring to write the next work request to.
@@ -129,7 +134,7 @@ impl Rings {
     /// # Errors
     ///
     /// ENOMEM if no entry is free.
-    pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
+    pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>, Cause> {
         state.entry(&self.queues.region, self.send_freed())
     }
 
@@ -167,7 +172,11 @@ impl Queues {
     /// # Errors
     ///
     /// EINVAL for depths or entries that no ring can hold; ENOMEM.
-    fn new(attr: &ibv_qp_init_attr_ex, max_inline_data: u32, domain: &Domain) -> Result<Self> {
+    fn new(
+        attr: &ibv_qp_init_attr_ex,
+        max_inline_data: u32,
+        domain: &Domain,
+    ) -> Result<Self, Cause> {
         let cap = &attr.cap;
         let header = wqe::send_header(attr.qp_type.into());
         // The driver gives each send queue at least one SGE.
@@ -255,10 +264,13 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
         let limits = Limits::new(attr);
         return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
-    context.private().sizes.check_qp(&attr.cap, !attr.srq.is_null())?;
-    let queues = Queues::new(attr, context.private().max_inline_data, &domain)?;
+    let private = context.private();
+    private.sizes.check_qp(&attr.cap, !attr.srq.is_null()).map_err(|cause| pd.refuse(cause))?;
+    let queues = Queues::new(attr, private.max_inline_data, &domain);
+    let queues = queues.map_err(|cause| pd.refuse(cause))?;
     let mut got = ibv_qp_init_attr_ex { cap: queues.cap(attr.cap), ..*attr };
-    let (send_cq, recv_cq) = cqs(attr).ok_or(Errno::EINVAL)?;
+    let no_cq = || pd.refuse(cause!(EINVAL, "a QP without a CQ is wanted"));
+    let (send_cq, recv_cq) = cqs(attr).ok_or_else(no_cq)?;
     cmd::qp::create(pd, &mut got, qp.verbs(), Some(queues.request()))?;
     let number = qp.verbs().qp().number();
     let (send_cq, recv_cq) = (send_cq.private().state(), recv_cq.private().state());
@@ -287,6 +299,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
 /// EINVAL without a PD; EOPNOTSUPP for attributes, flags or work requests that no QP
 /// of the device has, or work requests by calls where the kernel posts; otherwise as [`create`].
 pub fn create_ex(
+    context: Ref<'_, ibv_context>,
     pd: Option<Ref<'_, ibv_pd>>,
     attr: &mut ibv_qp_init_attr_ex,
 ) -> Result<(Owned<Qp>, bool)> {
@@ -294,18 +307,44 @@ pub fn create_ex(
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let has_flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0;
     let create_flags = if has_flags { attr.create_flags } else { 0 };
-    if attr.comp_mask & !MASK != 0 || create_flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    let unknown = attr.comp_mask & !MASK;
+    if unknown != 0 {
+        let cause = cause!(EOPNOTSUPP, "a QP with the unknown attributes 0x%x is wanted", unknown);
+        return Err(context.refuse(cause));
     }
-    let pd = pd.filter(|_| attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0).ok_or(Errno::EINVAL)?;
+    let unknown = create_flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+    if unknown != 0 {
+        let cause = cause!(EOPNOTSUPP, "a QP with the unknown flags 0x%x is wanted", unknown);
+        return Err(context.refuse(cause));
+    }
+    let no_pd = || context.refuse(cause!(EINVAL, "a QP without a PD is wanted"));
+    let pd = pd.filter(|_| attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0).ok_or_else(no_pd)?;
     let by_calls = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-    let context = pd.context().private();
-    let opcodes = Opcodes::of_type(attr.qp_type.into()).intersection(context.opcodes);
-    let has_rings = context.qp_table.is_some();
-    if by_calls && (attr.send_ops_flags & !opcodes.send_ops_flags() != 0 || !has_rings) {
-        return Err(Errno::EOPNOTSUPP);
+    if by_calls {
+        check_calls(pd, attr)?;
     }
     Ok((create_in(pd, attr)?, by_calls))
+}
+
+/// Checks that a QP can have the work requests by calls that a program wants.
+///
+/// # Errors
+///
+/// EOPNOTSUPP if it cannot.
+fn check_calls(pd: Ref<'_, ibv_pd>, attr: &ibv_qp_init_attr_ex) -> Result {
+    let context = pd.context().private();
+    if context.qp_table.is_none() {
+        let cause = cause!(EOPNOTSUPP, "work requests by calls are wanted, and the kernel posts");
+        return Err(pd.refuse(cause));
+    }
+    let opcodes = Opcodes::of_type(attr.qp_type.into()).intersection(context.opcodes);
+    let unknown = attr.send_ops_flags & !opcodes.send_ops_flags();
+    if unknown != 0 {
+        let bit = unknown.trailing_zeros();
+        let cause = cause!(EOPNOTSUPP, "a QP with bit %u of send_ops_flags is wanted", bit);
+        return Err(pd.refuse(cause));
+    }
+    Ok(())
 }
 
 /// Creates an XRC target, which has no queues: ibv_create_qp_ex(3).
@@ -318,8 +357,10 @@ pub fn create_xrc_target(
     context: Ref<'_, ibv_context>,
     attr: &mut ibv_qp_init_attr_ex,
 ) -> Result<Owned<Qp>> {
-    if attr.comp_mask & !(IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD) != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    let unknown = attr.comp_mask & !(IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD);
+    if unknown != 0 {
+        let cause = cause!(EOPNOTSUPP, "an XRC target with the attributes 0x%x is wanted", unknown);
+        return Err(context.refuse(cause));
     }
     let qp = Blank::<verbs_qp>::new()?;
     cmd::qp::create_xrc_target(context, attr, qp.verbs())?;
@@ -382,10 +423,10 @@ pub fn query(
 /// # Errors
 ///
 /// EINVAL if it is not.
-pub fn check_can_send(qp: Ref<'_, Qp>) -> Result {
+pub fn check_can_send(qp: Ref<'_, Qp>) -> Result<(), Cause> {
     match qp.qp().state() {
         IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR => Ok(()),
-        _ => Err(Errno::EINVAL),
+        state => Err(cause!(EINVAL, "the QP is in state %u, in which it cannot send", state)),
     }
 }
 
@@ -477,7 +518,7 @@ mod tests {
             [1, 1, u32::MAX, u32::MAX, 0],
         ] {
             let queues = Queues::new(&init(IBV_QPT_RC, cap), 512, &Domain::NONE);
-            assert_eq!(queues.err(), Some(Errno::EINVAL), "{cap:?}");
+            assert_eq!(queues.err().map(Cause::errno), Some(Errno::EINVAL), "{cap:?}");
         }
     }
 }

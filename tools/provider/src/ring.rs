@@ -8,7 +8,8 @@
 use crate::{
     atomic::AtomicU32,
     bindings::{self, virtio_rdma_ring_cqe, virtio_rdma_sge},
-    errno::{Errno, Result},
+    causes::{Cause, cause},
+    errno::Result,
 };
 use core::{
     ffi::c_void,
@@ -51,6 +52,12 @@ unsafe impl Send for Allocator {}
 // SAFETY: as above.
 unsafe impl Sync for Allocator {}
 
+/// Returns why there are no rings of `len` bytes.
+fn no_memory(len: usize) -> Cause {
+    let len = u32::try_from(len).unwrap_or(u32::MAX);
+    cause!(ENOMEM, "there is no memory for rings of %u bytes", len)
+}
+
 impl Allocator {
     /// Returns the allocator that the attributes of a parent domain ask for, for the domain at `pd`.
     ///
@@ -65,11 +72,16 @@ impl Allocator {
     pub unsafe fn new(
         attr: &bindings::ibv_parent_domain_init_attr,
         pd: *mut bindings::ibv_pd,
-    ) -> Result<Option<Self>> {
+    ) -> Result<Option<Self>, Cause> {
         if attr.comp_mask & bindings::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
             return Ok(None);
         }
-        let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else { return Err(Errno::EINVAL) };
+        let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
+            return Err(cause!(
+                EINVAL,
+                "a parent domain has one function for memory without the other"
+            ));
+        };
         let context = match attr.comp_mask & bindings::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT {
             0 => ptr::null_mut(),
             _ => attr.pd_context,
@@ -83,7 +95,7 @@ impl Allocator {
     /// # Errors
     ///
     /// ENOMEM; EINVAL for memory that does not begin at a page.
-    fn allocate(&self, len: usize, resource: Resource) -> Result<Option<NonNull<u8>>> {
+    fn allocate(&self, len: usize, resource: Resource) -> Result<Option<NonNull<u8>>, Cause> {
         let page = page_size();
         // SAFETY: `new` got functions that may be called so, and the domain is live.
         let base = unsafe { (self.alloc)(self.pd, self.context, len, page, resource as u64) };
@@ -91,10 +103,13 @@ impl Allocator {
         if base.addr() == usize::MAX {
             return Ok(None);
         }
-        let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::ENOMEM)?;
-        if base.addr().get() & (page - 1) != 0 {
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| no_memory(len))?;
+        let beyond = base.addr().get() & (page - 1);
+        if beyond != 0 {
             self.free(base, resource);
-            return Err(Errno::EINVAL);
+            let text =
+                cause!(EINVAL, "the program's memory begins %u bytes beyond a page", beyond as u32);
+            return Err(text);
         }
         // SAFETY: the program allocated `len` bytes for this call.
         unsafe { base.write_bytes(0, len) };
@@ -131,9 +146,9 @@ impl Region {
     /// # Errors
     ///
     /// ENOMEM.
-    pub fn new(len: usize) -> Result<Self> {
+    pub fn new(len: usize) -> Result<Self, Cause> {
         let page = page_size();
-        let len = len.max(1).checked_next_multiple_of(page).ok_or(Errno::ENOMEM)?;
+        let len = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len))?;
         // SAFETY: a new mapping touches no other.
         let base = unsafe {
             bindings::mmap(
@@ -147,9 +162,9 @@ impl Region {
         };
         // MAP_FAILED is all ones.
         if base.addr() == usize::MAX {
-            return Err(Errno::ENOMEM);
+            return Err(no_memory(len));
         }
-        let base = NonNull::new(base.cast()).ok_or(Errno::ENOMEM)?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| no_memory(len))?;
         Ok(Self {
             base,
             len,
@@ -165,9 +180,14 @@ impl Region {
     /// # Errors
     ///
     /// EINVAL for memory that does not begin at a page; ENOMEM.
-    pub fn lent(len: usize, allocator: Option<Allocator>, resource: Resource) -> Result<Self> {
+    pub fn lent(
+        len: usize,
+        allocator: Option<Allocator>,
+        resource: Resource,
+    ) -> Result<Self, Cause> {
         let Some(allocator) = allocator else { return Self::new(len) };
-        let len = len.max(1).checked_next_multiple_of(page_size()).ok_or(Errno::ENOMEM)?;
+        let page = page_size();
+        let len = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len))?;
         match allocator.allocate(len, resource)? {
             Some(base) => Ok(Self {
                 base,
@@ -252,8 +272,9 @@ impl Region {
     /// # Errors
     ///
     /// EINVAL for a ring that is not within the region.
-    pub fn writer(&self, ring: Ring, index: u32) -> Result<Writer<'_>> {
-        let entry = self.entry(ring, index).ok_or(Errno::EINVAL)?;
+    pub fn writer(&self, ring: Ring, index: u32) -> Result<Writer<'_>, Cause> {
+        let entry = self.entry(ring, index);
+        let entry = entry.ok_or_else(|| cause!(EINVAL, "entry %u lies beyond the ring", index))?;
         #[cfg(loom)]
         self.watch(entry, true);
         Ok(Writer { at: entry, left: ring.stride(), lifetime: PhantomData })
@@ -339,22 +360,29 @@ impl Ring {
     /// # Errors
     ///
     /// EINVAL for sizes that no region can hold.
-    pub fn new(head: usize, depth: u32, stride: usize) -> Result<Self> {
-        let depth = depth.max(1).checked_next_power_of_two().ok_or(Errno::EINVAL)?;
-        let stride = stride.max(32).checked_next_power_of_two().ok_or(Errno::EINVAL)?;
-        let offset = head.checked_next_multiple_of(stride).ok_or(Errno::EINVAL)?;
+    pub fn new(head: usize, depth: u32, stride: usize) -> Result<Self, Cause> {
+        Self::placed(head, depth, stride).ok_or_else(|| {
+            let stride = u32::try_from(stride).unwrap_or(u32::MAX);
+            cause!(EINVAL, "no ring holds %u entries of %u bytes", depth, stride)
+        })
+    }
+
+    fn placed(head: usize, depth: u32, stride: usize) -> Option<Self> {
+        let depth = depth.max(1).checked_next_power_of_two()?;
+        let stride = stride.max(32).checked_next_power_of_two()?;
+        let offset = head.checked_next_multiple_of(stride)?;
         if stride > MIN_PAGE {
-            return Err(Errno::EINVAL);
+            return None;
         }
         let ring = Self {
-            offset: u32::try_from(offset).map_err(|_| Errno::EINVAL)?,
+            offset: u32::try_from(offset).ok()?,
             mask: depth - 1,
             depth_shift: depth.trailing_zeros(),
             stride_shift: stride.trailing_zeros(),
         };
         // The next ring must have an offset as well.
-        u32::try_from(ring.end()).map_err(|_| Errno::EINVAL)?;
-        Ok(ring)
+        u32::try_from(ring.end()).ok()?;
+        Some(ring)
     }
 
     /// Returns the offset of the first entry, a multiple of the stride.
@@ -425,7 +453,7 @@ impl Writer<'_> {
     /// # Errors
     ///
     /// EINVAL if it does not fit.
-    pub fn put<T: Plain>(&mut self, value: T) -> Result {
+    pub fn put<T: Plain>(&mut self, value: T) -> Result<(), Cause> {
         let at = self.take(size_of::<T>())?;
         // SAFETY: the entry has room for the structure.
         unsafe { at.cast().write_unaligned(value) };
@@ -437,7 +465,7 @@ impl Writer<'_> {
     /// # Errors
     ///
     /// EINVAL if the entry has fewer bytes left.
-    pub fn skip(&mut self, len: usize) -> Result {
+    pub fn skip(&mut self, len: usize) -> Result<(), Cause> {
         self.take(len).map(|_| ())
     }
 
@@ -450,16 +478,19 @@ impl Writer<'_> {
     /// # Safety
     ///
     /// The program may read the `len` bytes at `from`.
-    pub unsafe fn put_bytes(&mut self, from: *const u8, len: usize) -> Result {
+    pub unsafe fn put_bytes(&mut self, from: *const u8, len: usize) -> Result<(), Cause> {
         let at = self.take(len)?;
         // SAFETY: the entry has room for the bytes, and the program's bytes are elsewhere.
         unsafe { ptr::copy_nonoverlapping(from, at.as_ptr(), len) };
         Ok(())
     }
 
-    fn take(&mut self, len: usize) -> Result<NonNull<u8>> {
+    fn take(&mut self, len: usize) -> Result<NonNull<u8>, Cause> {
         let at = self.at;
-        self.left = self.left.checked_sub(len).ok_or(Errno::EINVAL)?;
+        self.left = self.left.checked_sub(len).ok_or_else(|| {
+            let len = u32::try_from(len).unwrap_or(u32::MAX);
+            cause!(EINVAL, "an entry has %u bytes left for %u bytes", self.left as u32, len)
+        })?;
         // SAFETY: the entry has at least `len` more bytes.
         self.at = unsafe { at.add(len) };
         Ok(at)
@@ -469,6 +500,7 @@ impl Writer<'_> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::errno::Errno;
     use crate::model::device::Memory;
     use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
     use std::{cell::Cell, fs};
@@ -510,7 +542,7 @@ pub(crate) mod tests {
             (0, 1 << 20, 4096),
             (32, (1 << 27) - 1, 32),
         ] {
-            assert_eq!(Ring::new(head, depth, stride).err(), Some(Errno::EINVAL));
+            assert_eq!(Ring::new(head, depth, stride).err().map(Cause::errno), Some(Errno::EINVAL));
         }
         let ring = Ring::new((1 << 31) - 32, 1 << 25, 32).unwrap();
         assert_eq!(ring.end(), (1 << 31) - 32 + (1 << 30));
@@ -559,8 +591,8 @@ pub(crate) mod tests {
             });
             assert!(mapping.unwrap().contains(" rw-s "), "{mapping:?}");
         }
-        assert_eq!(Region::new(usize::MAX).err(), Some(Errno::ENOMEM));
-        assert_eq!(Region::new(usize::MAX / 2).err(), Some(Errno::ENOMEM));
+        assert_eq!(Region::new(usize::MAX).err().map(Cause::errno), Some(Errno::ENOMEM));
+        assert_eq!(Region::new(usize::MAX / 2).err().map(Cause::errno), Some(Errno::ENOMEM));
     }
 
     /// Memory that is no longer needed is given back.
@@ -647,7 +679,12 @@ pub(crate) mod tests {
             assert_eq!(region.cqe(ring, index).is_some(), is_there);
         }
         let behind = Ring::new(4096, 1, CQE).unwrap();
-        assert_eq!(region.writer(behind, 0).err(), Some(Errno::EINVAL));
+        assert_eq!(region.writer(behind, 0).err().map(Cause::errno), Some(Errno::EINVAL));
+    }
+
+    /// Returns what the program gets.
+    fn errno(result: Result<(), Cause>) -> Result {
+        result.map_err(Cause::errno)
     }
 
     /// A writer fills its entry from the front without a gap, and not a byte more than there is:
@@ -664,15 +701,15 @@ pub(crate) mod tests {
         // SAFETY: the bytes are there, here and below.
         assert_eq!(unsafe { writer.put_bytes(data.as_ptr(), 13) }, Ok(()));
         let before = changed(&region);
-        assert_eq!((writer.put(sge(30)), writer.skip(4)), (Err(Errno::EINVAL), Err(Errno::EINVAL)));
+        assert_eq!([writer.put(sge(30)), writer.skip(4)].map(errno), [Err(Errno::EINVAL); 2]);
         for len in [4, 32, usize::MAX] {
             // SAFETY: as many bytes are not read.
-            assert_eq!(unsafe { writer.put_bytes(data.as_ptr(), len) }, Err(Errno::EINVAL));
+            assert_eq!(errno(unsafe { writer.put_bytes(data.as_ptr(), len) }), Err(Errno::EINVAL));
         }
         assert_eq!(changed(&region), before);
         // SAFETY: see above.
         assert_eq!(unsafe { writer.put_bytes(data.as_ptr(), 3) }, Ok(()));
-        assert_eq!((writer.skip(0), writer.skip(1)), (Ok(()), Err(Errno::EINVAL)));
+        assert_eq!([writer.skip(0), writer.skip(1)].map(errno), [Ok(()), Err(Errno::EINVAL)]);
         let memory = Memory::new(&region);
         let [first, second]: [virtio_rdma_sge; 2] = memory.read(ring, 1, 16);
         assert_eq!((first.addr, first.length, first.lkey), (10, 11, 12));
@@ -736,7 +773,7 @@ pub(crate) mod tests {
     #[test]
     fn no_memory_of_the_program() {
         let region = Region::lent(1, Some(allocator()), Resource::Cq);
-        assert_eq!(region.err(), Some(Errno::ENOMEM));
+        assert_eq!(region.err().map(Cause::errno), Some(Errno::ENOMEM));
         assert_eq!(Region::lent(1, None, Resource::Cq).unwrap().size(), page_size());
     }
 
@@ -780,7 +817,7 @@ pub(crate) mod tests {
         }
         for (alloc, free) in [(attr.alloc, None), (None, attr.free), (None, None)] {
             let half = ibv_parent_domain_init_attr { alloc, free, ..attr };
-            assert_eq!(new(&half).err(), Some(Errno::EINVAL));
+            assert_eq!(new(&half).err().map(Cause::errno), Some(Errno::EINVAL));
         }
     }
 }

@@ -12,18 +12,20 @@
 use crate::{
     attr,
     bindings::*,
+    causes::{Cause, cause},
     cmd,
     errno::{Errno, Result},
     limits::Limits,
     lock::Lock,
+    log::Refuse,
     object::{Blank, Extended, Object, Owned, Ref},
     owed::Doorbell,
     pd::Domain,
     qp_table::Registration,
-    ring::{Allocator, Region, Resource, Ring, Word},
+    ring::{Allocator, Region, Resource, Ring, Word, Writer},
     wq::{Freed, Head, Posted, State},
     wqe,
-    wr::List,
+    wr::{List, Request},
 };
 use core::{ffi::c_int, mem::offset_of};
 
@@ -66,9 +68,9 @@ impl Shared {
     /// # Errors
     ///
     /// EINVAL for sizes that no ring has; ENOMEM.
-    fn new(max_wr: u32, max_sge: u32, allocator: Option<Allocator>) -> Result<Self> {
+    fn new(max_wr: u32, max_sge: u32, allocator: Option<Allocator>) -> Result<Self, Cause> {
         if max_wr == 0 {
-            return Err(Errno::EINVAL);
+            return Err(cause!(EINVAL, "an SRQ of 0 receives is wanted"));
         }
         let stride = wqe::RECV_HEADER.saturating_add(wqe::sges(max_sge));
         let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
@@ -96,7 +98,7 @@ impl Private {
     /// # Errors
     ///
     /// EINVAL for sizes that no ring has; ENOMEM.
-    fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
+    fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self, Cause> {
         let shared = Shared::new(max_wr, max_sge, domain.allocator)?;
         let shared = Lock::with(shared, domain.threads);
         Ok(Self {
@@ -118,13 +120,17 @@ impl Private {
         &self.doorbell
     }
 
-    /// Posts a list to the ring.
-    pub fn post(&self, list: List<'_, ibv_recv_wr>) -> Posted<ibv_recv_wr> {
+    /// Posts a list to the ring; `refuse` is that of [`State::post`].
+    pub fn post(
+        &self,
+        list: List<'_, ibv_recv_wr>,
+        refuse: impl Fn(Cause) -> Errno,
+    ) -> Posted<ibv_recv_wr> {
         let mut shared = self.shared.lock();
         let Shared { region, state } = &mut *shared;
-        state.post(region, HEAD, Freed::Taken(CONSUMER), list, |request, entry| {
-            wqe::recv(&self.limits, request, entry)
-        })
+        let encode =
+            |request: &Request<'_, _>, entry: Writer<'_>| wqe::recv(&self.limits, request, entry);
+        state.post(region, HEAD, Freed::Taken(CONSUMER), list, encode, refuse)
     }
 
     /// Has the next request ask for the doorbell, which did not ring.
@@ -133,7 +139,7 @@ impl Private {
     }
 
     /// Replaces the ring by one of at least `max_wr` work requests. `tell` has the device move the
-    /// work requests that wait to the new ring.
+    /// work requests that wait to the new ring; `refuse` is that of [`State::post`].
     ///
     /// # Errors
     ///
@@ -142,14 +148,26 @@ impl Private {
         &self,
         max_wr: u32,
         tell: impl FnOnce(virtio_rdma_ureq_create_srq) -> Result,
+        refuse: impl FnOnce(Cause) -> Errno,
     ) -> Result {
-        let mut new = Shared::new(max_wr, self.limits.max_recv_sge, self.domain.allocator)?;
+        let new = Shared::new(max_wr, self.limits.max_recv_sge, self.domain.allocator);
+        let mut new = new.map_err(refuse)?;
         let mut old = self.shared.lock();
         tell(new.request())?;
         new.state = State::moved(new.state.ring(), HEAD.posted(&new.region));
         *old = new;
         Ok(())
     }
+}
+
+/// Returns the provider's part of an SRQ in `pd`.
+///
+/// # Errors
+///
+/// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM.
+fn new(pd: Ref<'_, ibv_pd>, asked: &ibv_srq_attr) -> Result<Private, Cause> {
+    pd.context().private().sizes.check_srq(asked.max_wr, asked.max_sge)?;
+    Private::new(asked.max_wr, asked.max_sge, Domain::of(pd.whole()))
 }
 
 /// Creates an SRQ: ibv_create_srq(3). Sets `attr.attr` to what the SRQ really has.
@@ -159,10 +177,8 @@ impl Private {
 /// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM;
 /// the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned<Srq>> {
-    pd.context().private().sizes.check_srq(attr.attr.max_wr, attr.attr.max_sge)?;
     let srq = Blank::<verbs_srq>::new()?;
-    let domain = Domain::of(pd.whole());
-    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
+    let private = new(pd, &attr.attr).map_err(|cause| pd.refuse(cause))?;
     cmd::srq::create(pd, attr, srq.verbs().srq(), private.request())?;
     Ok(srq.finish(private))
 }
@@ -183,17 +199,22 @@ pub fn create_ex(
         | IBV_SRQ_INIT_ATTR_CQ;
     // libibverbs calls ibv_create_srq(3) for SRQs of other types.
     let is_xrc = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type == IBV_SRQT_XRC;
-    if attr.comp_mask & !MASK != 0 || !is_xrc {
-        return Err(Errno::EOPNOTSUPP);
+    let unknown = attr.comp_mask & !MASK;
+    if unknown != 0 {
+        let cause =
+            cause!(EOPNOTSUPP, "an SRQ with the unknown attributes 0x%x is wanted", unknown);
+        return Err(context.refuse(cause));
     }
-    let private = context.whole().private();
-    let table = private.qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    private.sizes.check_srq(attr.attr.max_wr, attr.attr.max_sge)?;
+    if !is_xrc {
+        let cause = cause!(EOPNOTSUPP, "an SRQ of the unknown type %u is wanted", attr.srq_type);
+        return Err(context.refuse(cause));
+    }
+    let table = context.whole().private().qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
     let asked = *attr;
-    let (pd, cq) = attr::pd_and_cq(&asked).ok_or(Errno::EINVAL)?;
+    let missing = || context.refuse(cause!(EINVAL, "an SRQ lacks its PD, XRC domain or CQ"));
+    let (pd, cq) = attr::pd_and_cq(&asked).ok_or_else(missing)?;
     let srq = Blank::<verbs_srq>::new()?;
-    let domain = Domain::of(pd.whole());
-    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
+    let private = new(pd, &attr.attr).map_err(|cause| pd.refuse(cause))?;
     cmd::srq::create_xrc(context, attr, srq.verbs(), private.request())?;
     srq.verbs().set_attributes(attr);
     let number = srq.verbs().xrc_number().ok_or(Errno::EINVAL);
@@ -213,7 +234,9 @@ pub fn create_ex(
 ///
 /// EOPNOTSUPP for another SRQ.
 pub fn number(srq: Ref<'_, Srq>) -> Result<u32> {
-    srq.verbs().xrc_number().ok_or(Errno::EOPNOTSUPP)
+    let no_number =
+        || srq.srq().refuse(cause!(EOPNOTSUPP, "the SRQ is not for XRC and has no number"));
+    srq.verbs().xrc_number().ok_or_else(no_number)
 }
 
 /// Resizes an SRQ, sets its limit, or both: ibv_modify_srq(3). Work requests that
@@ -228,8 +251,9 @@ pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result
     if mask & IBV_SRQ_MAX_WR as c_int == 0 {
         return tell(attr, None);
     }
-    srq.srq().context().private().sizes.check_srq(attr.max_wr, 0)?;
-    srq.private().resize(attr.max_wr, |ring| tell(attr, Some(ring)))
+    let refuse = |cause| srq.srq().refuse(cause);
+    srq.srq().context().private().sizes.check_srq(attr.max_wr, 0).map_err(refuse)?;
+    srq.private().resize(attr.max_wr, |ring| tell(attr, Some(ring)), refuse)
 }
 
 /// Reads the attributes of an SRQ: ibv_query_srq(3).
@@ -271,7 +295,7 @@ pub(crate) mod tests {
             num_sge: sges.len() as _,
             ..Default::default()
         };
-        let posted = srq.post(list(&mut wr));
+        let posted = srq.post(list(&mut wr), Cause::errno);
         (posted.result.err().map(|error| error.errno), posted.doorbell)
     }
 
@@ -322,7 +346,10 @@ pub(crate) mod tests {
         let entry: [u64; 4] = memory(&srq).read(ring(&srq), 0, 0);
         assert_eq!(entry, [2, 0, 1, 3 << 32 | 2]);
         for (max_wr, max_sge) in [(u32::MAX, 1), (1 << 31, 1), (1, 256), (1, u32::MAX)] {
-            assert_eq!(Private::new(max_wr, max_sge, Domain::NONE).err(), Some(Errno::EINVAL));
+            assert_eq!(
+                Private::new(max_wr, max_sge, Domain::NONE).err().map(Cause::errno),
+                Some(Errno::EINVAL)
+            );
         }
     }
 
@@ -333,17 +360,21 @@ pub(crate) mod tests {
             assert_eq!(post(&srq, wr_id, &mut []), (None, false));
         }
         let mut told = None;
-        assert_eq!(srq.resize(9, |_| Err(Errno::EOPNOTSUPP)), Err(Errno::EOPNOTSUPP));
-        assert_eq!(srq.resize(0, |_| Ok(())), Err(Errno::EINVAL));
+        assert_eq!(srq.resize(9, |_| Err(Errno::EOPNOTSUPP), Cause::errno), Err(Errno::EOPNOTSUPP));
+        assert_eq!(srq.resize(0, |_| Ok(()), Cause::errno), Err(Errno::EINVAL));
         assert_eq!(post(&srq, 4, &mut []), (Some(Errno::ENOMEM), false));
-        let resized = srq.resize(6, |request| {
-            told = Some(request.depth);
-            let new = Memory::at(request.buf_addr);
-            // Three work requests wait, and a QP waits too.
-            new.word(0).store(3, SeqCst);
-            new.word(128).store(1, SeqCst);
-            Ok(())
-        });
+        let resized = srq.resize(
+            6,
+            |request| {
+                told = Some(request.depth);
+                let new = Memory::at(request.buf_addr);
+                // Three work requests wait, and a QP waits too.
+                new.word(0).store(3, SeqCst);
+                new.word(128).store(1, SeqCst);
+                Ok(())
+            },
+            Cause::errno,
+        );
         assert_eq!((resized, told), (Ok(()), Some(8)));
         assert_eq!(post(&srq, 4, &mut []), (None, true));
         for wr_id in 5..9 {
@@ -354,10 +385,14 @@ pub(crate) mod tests {
         let id = |index| memory(&srq).read::<u64>(ring(&srq), index, 8);
         assert!((3..8).all(|index| id(index) == u64::from(index) + 1));
         // The device says that more wait than the ring has room for.
-        srq.resize(2, |request| {
-            Memory::at(request.buf_addr).word(0).store(99, SeqCst);
-            Ok(())
-        })
+        srq.resize(
+            2,
+            |request| {
+                Memory::at(request.buf_addr).word(0).store(99, SeqCst);
+                Ok(())
+            },
+            Cause::errno,
+        )
         .unwrap();
         assert_eq!(post(&srq, 0, &mut []), (Some(Errno::ENOMEM), false));
     }

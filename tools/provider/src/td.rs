@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bindings::ibv_td,
-    errno::{Errno, Result},
+    bindings::{ibv_context, ibv_td},
+    causes::cause,
+    errno::Result,
+    log::Refuse,
     object::{Blank, Extended, Object, Owned, Ref},
     users::Users,
 };
@@ -27,8 +29,10 @@ pub struct Private {
 /// # Errors
 ///
 /// ENOMEM.
-pub fn alloc() -> Result<Owned<Td>> {
-    Ok(Blank::<ibv_td>::new()?.finish(Private { users: Users::new()? }))
+pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Td>> {
+    let td = Blank::<ibv_td>::new()?;
+    td.verbs().join(context);
+    Ok(td.finish(Private { users: Users::new()? }))
 }
 
 /// Deallocates a thread domain: ibv_dealloc_td(3).
@@ -37,5 +41,8 @@ pub fn alloc() -> Result<Owned<Td>> {
 ///
 /// EBUSY if a parent domain uses it.
 pub fn dealloc(td: Ref<'_, Td>) -> Result {
-    if td.private().users.any() { Err(Errno::EBUSY) } else { Ok(()) }
+    if td.private().users.any() {
+        return Err(td.refuse(cause!(EBUSY, "a parent domain uses it")));
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 
 use crate::{
     bindings::virtio_rdma_qp_ring,
+    causes::{Cause, cause},
     errno::{Errno, Result},
     lock::{Lock, Threads},
     qp_table::QueueProgress,
@@ -106,20 +107,22 @@ impl State {
         self.ring
     }
 
-    /// Posts a list; `encode` writes a request to its entry.
+    /// Posts a list; `encode` writes a request to its entry, and `refuse` returns the error that the program
+    /// gets for a cause.
     pub fn post<W: WorkRequest>(
         &mut self,
         region: &Region,
         head: Head,
         freed: Freed<'_>,
         list: List<'_, W>,
-        encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
+        encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result<(), Cause>,
+        refuse: impl Fn(Cause) -> Errno,
     ) -> Posted<W> {
         let mut result = Ok(());
         for request in list {
             let posted = self.entry(region, freed).and_then(|entry| encode(&request, entry));
-            if let Err(errno) = posted {
-                result = Err(PostError { errno, bad_wr: request.origin() });
+            if let Err(cause) = posted {
+                result = Err(PostError { errno: refuse(cause), bad_wr: request.origin() });
                 break;
             }
             self.filled();
@@ -132,7 +135,7 @@ impl State {
     /// # Errors
     ///
     /// ENOMEM if no entry is free.
-    pub fn entry<'a>(&mut self, region: &'a Region, freed: Freed<'_>) -> Result<Writer<'a>> {
+    pub fn entry<'a>(&mut self, region: &'a Region, freed: Freed<'_>) -> Result<Writer<'a>, Cause> {
         self.reserve(region, freed)?;
         region.writer(self.ring, self.next)
     }
@@ -166,13 +169,13 @@ impl State {
     }
 
     /// Ensures that an entry is free.
-    fn reserve(&mut self, region: &Region, freed: Freed<'_>) -> Result {
+    fn reserve(&mut self, region: &Region, freed: Freed<'_>) -> Result<(), Cause> {
         if self.next != self.limit {
             return Ok(());
         }
         let done = freed.count(region);
         if self.next.wrapping_sub(done) >= self.ring.depth() {
-            return Err(Errno::ENOMEM);
+            return Err(cause!(debug ENOMEM, "all %u entries are taken", self.ring.depth()));
         }
         self.limit = done.wrapping_add(self.ring.depth());
         Ok(())
@@ -213,16 +216,17 @@ impl WorkQueue {
         self.ring
     }
 
-    /// Posts a list; `encode` writes a request to its entry.
+    /// Posts a list, as [`State::post`].
     pub fn post<W: WorkRequest>(
         &self,
         region: &Region,
         head: Head,
         freed: Freed<'_>,
         list: List<'_, W>,
-        encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
+        encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result<(), Cause>,
+        refuse: impl Fn(Cause) -> Errno,
     ) -> Posted<W> {
-        self.state.lock().post(region, head, freed, list, encode)
+        self.state.lock().post(region, head, freed, list, encode, refuse)
     }
 
     /// Empties the queue, after the QP came to RESET.
@@ -281,15 +285,22 @@ mod tests {
             let base = requests.as_ptr().addr();
             let list = list(&mut requests[0]);
             let freed = Freed::Completed(&self.progress);
-            let posted = self.queue.post(&self.region, RECV, freed, list, |request, mut entry| {
-                if request.wr().wr_id == invalid {
-                    return Err(Errno::EINVAL);
-                }
-                entry.put(crate::bindings::virtio_rdma_rq_wqe {
-                    wr_id: request.wr().wr_id,
-                    ..Default::default()
-                })
-            });
+            let posted = self.queue.post(
+                &self.region,
+                RECV,
+                freed,
+                list,
+                |request, mut entry| {
+                    if request.wr().wr_id == invalid {
+                        return Err(cause!(EINVAL, "a test"));
+                    }
+                    entry.put(crate::bindings::virtio_rdma_rq_wqe {
+                        wr_id: request.wr().wr_id,
+                        ..Default::default()
+                    })
+                },
+                Cause::errno,
+            );
             let error = posted.result.err().map(|error| {
                 let index = (error.bad_wr.addr() - base) / size_of::<ibv_recv_wr>();
                 (error.errno, ids[index])

@@ -4,7 +4,8 @@
 
 use crate::{
     bindings::*,
-    errno::{Errno, Result},
+    causes::{Cause, cause},
+    errno::Result,
     limits::{Limits, Opcodes, QpType},
     mw::Bind,
     ring::Writer,
@@ -55,29 +56,35 @@ struct Data {
 /// # Errors
 ///
 /// EINVAL for a request that the QP cannot carry.
-pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writer<'_>) -> Result {
+pub fn send(
+    limits: &Limits,
+    request: &Request<'_, ibv_send_wr>,
+    mut entry: Writer<'_>,
+) -> Result<(), Cause> {
     let wr = request.wr();
-    if !limits.opcodes.without(BY_CALLS).has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
-        return Err(Errno::EINVAL);
-    }
+    check_operation(limits.opcodes.without(BY_CALLS), wr)?;
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
     if inline && !INLINE.has(wr.opcode) {
-        return Err(Errno::EINVAL);
+        return Err(not_inline(wr.opcode));
     }
     let sges = request.sges(limits.max_send_sge)?;
     if wr.opcode == IBV_WR_ATOMIC_WRITE && sges.is_empty() {
-        return Err(Errno::EINVAL);
+        return Err(cause!(EINVAL, "an ATOMIC_WRITE has no SGE"));
     }
     if wr.opcode == IBV_WR_BIND_MW {
         if !sges.is_empty() {
-            return Err(Errno::EINVAL);
+            return Err(cause!(
+                EINVAL,
+                "a BIND_MW has %u SGEs, and the most is 0",
+                sges.len() as u32
+            ));
         }
         return entry.put(binding(wr, request.bind()?));
     }
     let data = data(sges, inline.then_some(limits.max_inline_data))?;
     match limits.qp_type {
         QpType::Ud => {
-            let ah = request.ah().ok_or(Errno::EINVAL)?;
+            let ah = request.ah().ok_or_else(no_address)?;
             entry.put(datagram(request, ah.private().av, data))?;
         }
         QpType::XrcInitiator => entry.put(extended(request, request.remote_srqn(), data))?,
@@ -94,7 +101,11 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
 /// # Errors
 ///
 /// As [`send`].
-pub fn recv(limits: &Limits, request: &Request<'_, ibv_recv_wr>, mut entry: Writer<'_>) -> Result {
+pub fn recv(
+    limits: &Limits,
+    request: &Request<'_, ibv_recv_wr>,
+    mut entry: Writer<'_>,
+) -> Result<(), Cause> {
     let sges = request.sges(limits.max_recv_sge)?;
     entry.put(virtio_rdma_rq_wqe {
         num_sge: (sges.len() as u32).to_le(),
@@ -110,17 +121,60 @@ pub fn recv(limits: &Limits, request: &Request<'_, ibv_recv_wr>, mut entry: Writ
 /// # Errors
 ///
 /// EINVAL for more SGEs or bytes than that.
-fn data(sges: &[ibv_sge], max_inline: Option<u32>) -> Result<Data> {
+fn data(sges: &[ibv_sge], max_inline: Option<u32>) -> Result<Data, Cause> {
     let Some(max) = max_inline else {
-        let num_sge = u8::try_from(sges.len()).map_err(|_| Errno::EINVAL)?;
+        let num_sge = u8::try_from(sges.len()).map_err(|_| {
+            cause!(EINVAL, "a work request has %u SGEs, and an entry counts 255", sges.len() as u32)
+        })?;
         return Ok(Data { num_sge, inline_len: 0 });
     };
-    let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
-    if len > u64::from(max) {
-        return Err(Errno::EINVAL);
+    let len = sges.iter().fold(0, |len: usize, sge| len.saturating_add(sge.length as usize));
+    Ok(Data { num_sge: 0, inline_len: inline_len(len, max)? })
+}
+
+/// Checks the opcode and the flags of a send work request.
+///
+/// # Errors
+///
+/// EINVAL for those that the QP does not have.
+#[inline]
+pub fn check_operation(opcodes: Opcodes, wr: &ibv_send_wr) -> Result<(), Cause> {
+    if !opcodes.has(wr.opcode) {
+        return Err(cause!(EINVAL, "the QP has no work requests with opcode %u", wr.opcode));
     }
-    let inline_len = u16::try_from(len).map_err(|_| Errno::EINVAL)?;
-    Ok(Data { num_sge: 0, inline_len })
+    if wr.send_flags & !FLAGS != 0 {
+        return Err(cause!(
+            EINVAL,
+            "a work request has the unknown flags 0x%x",
+            wr.send_flags & !FLAGS
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the length of inline data as an entry has it.
+///
+/// # Errors
+///
+/// EINVAL for more bytes than `max`.
+fn inline_len(len: usize, max: u32) -> Result<u16, Cause> {
+    let short = u16::try_from(len).ok().filter(|&len| u32::from(len) <= max);
+    short.ok_or_else(|| {
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        cause!(EINVAL, "a work request has %u bytes of inline data, and the most is %u", len, max)
+    })
+}
+
+fn not_inline(opcode: ibv_wr_opcode) -> Cause {
+    cause!(EINVAL, "a work request with opcode %u has inline data", opcode)
+}
+
+fn no_address() -> Cause {
+    cause!(EINVAL, "a datagram has no address handle")
+}
+
+fn second_data() -> Cause {
+    cause!(EINVAL, "a work request has data already")
 }
 
 /// Returns the header of an entry of an RC or UC QP.
@@ -270,10 +324,8 @@ impl Open {
     /// # Errors
     ///
     /// EINVAL for an opcode or a flag that the QP does not have.
-    pub fn new(limits: &Limits, wr: ibv_send_wr) -> Result<Self> {
-        if !limits.opcodes.has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
-            return Err(Errno::EINVAL);
-        }
+    pub fn new(limits: &Limits, wr: ibv_send_wr) -> Result<Self, Cause> {
+        check_operation(limits.opcodes, &wr)?;
         // Whether the data are inline depends on the setter that the program calls.
         let send_flags = wr.send_flags & !IBV_SEND_INLINE;
         let single = Single::new(ibv_send_wr { send_flags, ..wr });
@@ -301,9 +353,16 @@ impl Open {
     /// # Errors
     ///
     /// EINVAL for more SGEs than the QP takes, or if there are data already.
-    pub fn set_sges(&mut self, limits: &Limits, sges: &[ibv_sge], entry: Writer<'_>) -> Result {
-        if sges.len() > limits.max_send_sge as usize {
-            return Err(Errno::EINVAL);
+    pub fn set_sges(
+        &mut self,
+        limits: &Limits,
+        sges: &[ibv_sge],
+        entry: Writer<'_>,
+    ) -> Result<(), Cause> {
+        let max = limits.max_send_sge;
+        if sges.len() > max as usize {
+            let len = u32::try_from(sges.len()).unwrap_or(u32::MAX);
+            return Err(cause!(EINVAL, "a work request has %u SGEs, and the most is %u", len, max));
         }
         put_sges(sges, &mut self.behind_header(limits, entry)?)?;
         self.data = Some(data(sges, None)?);
@@ -321,12 +380,12 @@ impl Open {
         limits: &Limits,
         len: usize,
         entry: Writer<'_>,
-        put: impl FnOnce(&mut Writer<'_>) -> Result,
-    ) -> Result {
-        let inline_len = u16::try_from(len).map_err(|_| Errno::EINVAL)?;
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), Cause>,
+    ) -> Result<(), Cause> {
+        let inline_len = inline_len(len, limits.max_inline_data)?;
         let opcode = self.single.request().wr().opcode;
-        if len > limits.max_inline_data as usize || !INLINE.has(opcode) {
-            return Err(Errno::EINVAL);
+        if !INLINE.has(opcode) {
+            return Err(not_inline(opcode));
         }
         put(&mut self.behind_header(limits, entry)?)?;
         self.single.add_flags(IBV_SEND_INLINE);
@@ -339,9 +398,13 @@ impl Open {
     /// # Errors
     ///
     /// EINVAL if there are data already.
-    fn behind_header<'a>(&self, limits: &Limits, mut entry: Writer<'a>) -> Result<Writer<'a>> {
+    fn behind_header<'a>(
+        &self,
+        limits: &Limits,
+        mut entry: Writer<'a>,
+    ) -> Result<Writer<'a>, Cause> {
         if self.data.is_some() {
-            return Err(Errno::EINVAL);
+            return Err(second_data());
         }
         entry.skip(send_header(limits.qp_type))?;
         Ok(entry)
@@ -353,11 +416,12 @@ impl Open {
     ///
     /// EINVAL for a datagram without a destination, a message of an XRC initiator
     /// without an SRQ, or data with an opcode that has none.
-    pub fn close(&self, limits: &Limits, mut entry: Writer<'_>) -> Result {
-        if self.body.is_some() && self.data.is_some() {
-            return Err(Errno::EINVAL);
-        }
+    pub fn close(&self, limits: &Limits, mut entry: Writer<'_>) -> Result<(), Cause> {
         let request = self.single.request();
+        if self.body.is_some() && self.data.is_some() {
+            let opcode = request.wr().opcode;
+            return Err(cause!(EINVAL, "a work request with opcode %u has data", opcode));
+        }
         match self.body {
             Some(Body::Bind(bind)) => return entry.put(binding(request.wr(), bind)),
             Some(Body::Flush(flush)) => return entry.put(flushing(request.wr(), flush)),
@@ -370,9 +434,10 @@ impl Open {
         }
         let data = self.data.unwrap_or(Data { num_sge: 0, inline_len: 0 });
         match limits.qp_type {
-            QpType::Ud => entry.put(datagram(request, self.av.ok_or(Errno::EINVAL)?, data)),
+            QpType::Ud => entry.put(datagram(request, self.av.ok_or_else(no_address)?, data)),
             QpType::XrcInitiator => {
-                let remote_srqn = self.remote_srqn.ok_or(Errno::EINVAL)?;
+                let no_srq = || cause!(EINVAL, "a message names no SRQ");
+                let remote_srqn = self.remote_srqn.ok_or_else(no_srq)?;
                 entry.put(extended(request, remote_srqn, data))
             }
             _ => entry.put(connected(request, data)),
@@ -381,7 +446,7 @@ impl Open {
 }
 
 /// Appends an SGE list.
-fn put_sges(sges: &[ibv_sge], entry: &mut Writer<'_>) -> Result {
+fn put_sges(sges: &[ibv_sge], entry: &mut Writer<'_>) -> Result<(), Cause> {
     sges.iter().try_for_each(|sge| {
         entry.put(virtio_rdma_sge {
             addr: sge.addr.to_le(),
@@ -394,6 +459,7 @@ fn put_sges(sges: &[ibv_sge], entry: &mut Writer<'_>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
     use crate::{
         ah::{self, Ah},
         model::device::Memory,
@@ -422,7 +488,8 @@ mod tests {
         fn send(limits: &Limits, wr: &mut ibv_send_wr) -> Result<Self> {
             let ring = Ring::new(256, 4, send_header(limits.qp_type) + 64).unwrap();
             let region = Region::new(ring.end()).unwrap();
-            send(limits, &list(wr).next().unwrap(), region.writer(ring, 6).unwrap())?;
+            send(limits, &list(wr).next().unwrap(), region.writer(ring, 6).unwrap())
+                .map_err(Cause::errno)?;
             Ok(Self(region, ring))
         }
 
@@ -641,6 +708,6 @@ mod tests {
         assert_eq!(entry, [2, 4, 1, 3 << 32 | 1, 2, 3 << 32 | 2]);
         wr.num_sge = 3;
         let result = recv(&LIMITS, &list(&mut wr).next().unwrap(), writer());
-        assert_eq!(result, Err(Errno::EINVAL));
+        assert_eq!(result.map_err(Cause::errno), Err(Errno::EINVAL));
     }
 }

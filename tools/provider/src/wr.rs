@@ -4,6 +4,7 @@
 use crate::{
     ah::Ah,
     bindings::{self, ibv_recv_wr, ibv_send_wr, ibv_sge},
+    causes::{Cause, cause},
     errno::{Errno, Result},
     mw::Bind,
     object::Ref,
@@ -123,13 +124,18 @@ impl<'a, W: WorkRequest> Request<'a, W> {
     ///
     /// EINVAL if it has more than `max` entries, or if it has a length but its pointer is null.
     #[inline]
-    pub fn sges(&self, max: u32) -> Result<&'a [ibv_sge]> {
+    pub fn sges(&self, max: u32) -> Result<&'a [ibv_sge], Cause> {
         let len = self.wr.num_sge();
         if len == 0 {
             return Ok(&[]);
         }
-        if len < 0 || len.unsigned_abs() > max || self.wr.sg_list().is_null() {
-            return Err(Errno::EINVAL);
+        if len < 0 || len.unsigned_abs() > max {
+            let text =
+                cause!(EINVAL, "a work request has %d SGEs, and the most is %u", len as u32, max);
+            return Err(text);
+        }
+        if self.wr.sg_list().is_null() {
+            return Err(cause!(EINVAL, "a work request has %d SGEs at a null pointer", len as u32));
         }
         // SAFETY: the pointer is not null, and the list has `num_sge` entries: ibv_post_send(3).
         Ok(unsafe { slice::from_raw_parts(self.wr.sg_list(), len.unsigned_abs() as usize) })
@@ -207,7 +213,7 @@ impl<'a> Request<'a, ibv_send_wr> {
     /// # Errors
     ///
     /// EINVAL without a window, or for bytes without an MR.
-    pub fn bind(&self) -> Result<Bind> {
+    pub fn bind(&self) -> Result<Bind, Cause> {
         // SAFETY: a request with this opcode has this variant: ibv_post_send(3).
         let bind = unsafe { self.wr.__bindgen_anon_2.bind_mw };
         // SAFETY: the program names a live window and a live MR, or null.
@@ -228,7 +234,7 @@ impl<'a> Request<'a, ibv_send_wr> {
     ///
     /// EINVAL if it does not fit, or as [`Self::sges`].
     #[inline]
-    pub fn put_inline(&self, max_sge: u32, entry: &mut Writer<'_>) -> Result {
+    pub fn put_inline(&self, max_sge: u32, entry: &mut Writer<'_>) -> Result<(), Cause> {
         self.sges(max_sge)?.iter().filter(|sge| sge.length != 0).try_for_each(|sge| {
             let from = ptr::with_exposed_provenance(sge.addr as usize);
             // SAFETY: with IBV_SEND_INLINE, the program's SGEs name memory of
@@ -252,12 +258,12 @@ pub unsafe fn named_bind(
     mw: *mut bindings::ibv_mw,
     new_rkey: u32,
     info: &bindings::ibv_mw_bind_info,
-) -> Result<Bind> {
+) -> Result<Bind, Cause> {
     // SAFETY: each pointer is null, or that of a live object.
     let (mw, mr) = unsafe { (Ref::optional(mw), Ref::optional(info.mr)) };
-    let mw = mw.ok_or(Errno::EINVAL)?;
+    let mw = mw.ok_or_else(|| cause!(EINVAL, "a work request binds no memory window"))?;
     if mr.is_none() && info.length != 0 {
-        return Err(Errno::EINVAL);
+        return Err(cause!(EINVAL, "a work request binds MW 0x%x without an MR", mw.rkey()));
     }
     let bind = Bind::new(mw, new_rkey, mr, info);
     mw.set_rkey(bind.new_rkey);

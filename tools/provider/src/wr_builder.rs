@@ -9,16 +9,22 @@
 
 use crate::{
     bindings::{ibv_send_wr, ibv_sge, virtio_rdma_av},
+    causes::{Cause, cause},
     doorbell::{self, Queue},
-    errno::{Errno, Result},
+    errno::Result,
     limits::Limits,
     lock::Guard,
+    log::Refuse,
     object::Ref,
     qp::{self, Qp, Rings},
     ring::Writer,
     wq::State,
     wqe::{Body, Open},
 };
+
+fn not_begun() -> Cause {
+    cause!(EINVAL, "a setter is called before a work request is begun")
+}
 
 /// Builds the work requests that a thread makes on a QP.
 pub struct WrBuilder<'a> {
@@ -75,7 +81,7 @@ impl<'a> WrBuilder<'a> {
 
     /// Sets the fields that only work requests with this opcode have; `body` finds them, or fails.
     /// It is not called after an error.
-    pub fn set_body(&mut self, body: impl FnOnce() -> Result<Body>) {
+    pub fn set_body(&mut self, body: impl FnOnce() -> Result<Body, Cause>) {
         self.set(|open| {
             open.set_body(body()?);
             Ok(())
@@ -86,23 +92,27 @@ impl<'a> WrBuilder<'a> {
     pub fn set_sges(&mut self, sges: &[ibv_sge]) {
         self.attempt(|builder| {
             let entry = builder.entry()?;
-            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            let open = builder.state.open.as_mut().ok_or_else(not_begun)?;
             open.set_sges(builder.limits, sges, entry)
         });
     }
 
     /// Sets inline data, of which `put` writes `len` bytes: ibv_wr_set_inline_data_list(3).
-    pub fn set_inline(&mut self, len: usize, put: impl FnOnce(&mut Writer<'_>) -> Result) {
+    pub fn set_inline(
+        &mut self,
+        len: usize,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), Cause>,
+    ) {
         self.attempt(|builder| {
             let entry = builder.entry()?;
-            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            let open = builder.state.open.as_mut().ok_or_else(not_begun)?;
             open.set_inline(builder.limits, len, entry, put)
         });
     }
 
     /// Fails, as a call that the QP does not have.
-    pub fn fail(&mut self, errno: Errno) {
-        self.attempt(|_| Err(errno));
+    pub fn fail(&mut self, cause: Cause) {
+        self.attempt(|_| Err(cause));
     }
 
     /// Posts all work requests: ibv_wr_complete(3).
@@ -135,24 +145,33 @@ impl<'a> WrBuilder<'a> {
     }
 
     /// Calls `act` unless an earlier call failed, and remembers its error.
-    fn attempt(&mut self, act: impl FnOnce(&mut Self) -> Result) {
+    fn attempt(&mut self, act: impl FnOnce(&mut Self) -> Result<(), Cause>) {
         if self.state.error.is_none() {
-            self.state.error = act(self).err();
+            if let Err(cause) = act(self) {
+                self.refuse(cause);
+            }
         }
     }
 
+    /// Says in the log why a call failed, and remembers its error.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self, cause: Cause) {
+        self.state.error = Some(Queue::Send(self.qp).refuse(cause));
+    }
+
     /// Calls `act` with the work request that is being made.
-    fn set(&mut self, act: impl FnOnce(&mut Open) -> Result) {
-        self.attempt(|builder| act(builder.state.open.as_mut().ok_or(Errno::EINVAL)?));
+    fn set(&mut self, act: impl FnOnce(&mut Open) -> Result<(), Cause>) {
+        self.attempt(|builder| act(builder.state.open.as_mut().ok_or_else(not_begun)?));
     }
 
     /// Returns the entry of the work request that is being made.
-    fn entry(&mut self) -> Result<Writer<'a>> {
+    fn entry(&mut self) -> Result<Writer<'a>, Cause> {
         self.rings.entry(&mut self.state)
     }
 
     /// Completes the work request that is being made.
-    fn close(&mut self) -> Result {
+    fn close(&mut self) -> Result<(), Cause> {
         if self.state.open.is_none() {
             return Ok(());
         }
@@ -169,6 +188,7 @@ impl<'a> WrBuilder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
     use crate::{
         bindings::*,
         model::{
@@ -271,7 +291,7 @@ mod tests {
         refused(IBV_QPT_RC, inline, Errno::EINVAL);
         // Calls after an error have no effect: the first error counts.
         let later = |builder: &mut WrBuilder<'_>| {
-            builder.fail(Errno::EOPNOTSUPP);
+            builder.fail(cause!(EOPNOTSUPP, "a test"));
             builder.set_sges(&[sge(0); 3]);
             builder.begin(wr(3, IBV_WR_SEND));
         };

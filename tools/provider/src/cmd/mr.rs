@@ -4,8 +4,10 @@
 use super::message::exchange_core;
 use crate::{
     bindings::*,
+    causes::cause,
     errno::{Errno, Result},
     libibverbs::*,
+    log::Refuse,
     object::Ref,
 };
 use core::{ffi::c_int, ptr};
@@ -82,7 +84,12 @@ pub fn reregister(
     region: Region,
 ) -> Result {
     if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
-        return Err(Errno::EINVAL);
+        let mr = mr.mr();
+        return Err(mr.refuse(cause!(
+            EINVAL,
+            "flags 0x%x name a PD, and there is none",
+            flags as u32
+        )));
     }
     // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the region's
     // address as a number and does not follow it; it reads the PD only if `flags` name one, and the

@@ -6,8 +6,10 @@ use super::message::{exchange, exchange_core};
 use crate::model::kernel::{ibv_cmd_post_recv, ibv_cmd_post_send};
 use crate::{
     bindings::*,
+    causes::{Cause, cause},
     errno::{Errno, Result},
     libibverbs::*,
+    log::Refuse,
     object::Ref,
 };
 use core::{ffi::c_int, ptr};
@@ -35,6 +37,10 @@ pub fn create(
     })
 }
 
+fn no_xrcd() -> Cause {
+    cause!(EINVAL, "an XRC target without an XRC domain is wanted")
+}
+
 /// Creates an XRC target, a QP without rings, and fills in `qp`.
 ///
 /// # Errors
@@ -46,7 +52,7 @@ pub fn create_xrc_target(
     qp: Ref<'_, verbs_qp>,
 ) -> Result {
     if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(context.refuse(no_xrcd()));
     }
     // SAFETY: `exchange_core` lends buffers of these lengths; the program names a live XRC domain,
     // which is not null: ibv_create_qp_ex(3).
@@ -66,7 +72,7 @@ pub fn open(
     qp: Ref<'_, verbs_qp>,
 ) -> Result {
     if attr.comp_mask & IBV_QP_OPEN_ATTR_XRCD == 0 || attr.xrcd.is_null() {
-        return Err(Errno::EINVAL);
+        return Err(context.refuse(no_xrcd()));
     }
     // SAFETY: `exchange_core` lends buffers of these lengths, and `qp` has room for all of a
     // `struct verbs_qp`; the program names a live XRC domain, which is not null: ibv_open_qp(3).

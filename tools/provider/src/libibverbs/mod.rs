@@ -14,14 +14,17 @@
 pub mod copies;
 pub mod layout;
 
+#[cfg(test)]
+use crate::model::log::write as log_of_tests;
 use crate::{
     bindings::*,
+    causes::Cause,
     errno::Errno,
     object::{Extended, Object, Ref},
 };
 use copies::Copy;
 use core::{
-    ffi::{CStr, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     mem::{self, MaybeUninit, offset_of, transmute},
     ptr,
 };
@@ -114,6 +117,8 @@ impl Library {
         // ibv_cmd_reg_dmabuf_mr(): its last parameter came with 54, and earlier ones do not look at it.
         unsafe {
             let functions = Functions::new(find)?;
+            #[cfg(test)]
+            let functions = functions.with_log_of_tests();
             let register = transmute::<*mut c_void, Register>(find(layout.register)?);
             let query_port_speed = find(c"ibv_cmd_query_port_speed").ok();
             let query_port_speed =
@@ -231,16 +236,25 @@ impl Library {
         }
     }
 
-    /// Writes a message with a number to the log of libibverbs (`VERBS_LOG_LEVEL`). The format takes
-    /// one int.
+    /// Writes the cause for which a verb of an object is refused to the log of libibverbs
+    /// (`VERBS_LOG_LEVEL`), which formats the text only at that level. Keeps `errno`.
     ///
     /// # Safety
     ///
     /// The context is live, and of this copy.
-    pub unsafe fn log(&self, context: *mut ibv_context, format: &CStr, number: c_int) {
+    pub unsafe fn log(&self, context: *mut ibv_context, kind: &CStr, number: u32, cause: Cause) {
         let log = self.functions.__verbs_log;
-        // SAFETY: the function takes a context, a level and a format with its arguments.
-        unsafe { log(whole_context(context), VERBS_LOG_ERR, format.as_ptr(), number) };
+        let (level, format, [first, second]) = (cause.level(), cause.format(), cause.numbers());
+        // SAFETY: the function takes a context, a level and a format with its arguments; the format of a
+        // cause takes two strings and at most three numbers of 32 bits. libibverbs sets the device of a
+        // context before it hands it out, and the name of a device is a string.
+        unsafe {
+            let errno = *__errno_location();
+            let (whole, format) = (whole_context(context), format.as_ptr());
+            let name = (&raw const (*(*context).device).name).cast::<c_char>();
+            log(whole, level, format, name, kind.as_ptr(), number, first, second);
+            *__errno_location() = errno;
+        }
     }
 }
 
@@ -409,6 +423,18 @@ pub unsafe fn ibv_cmd_query_port_speed(
             Some(function) => function(context, port_num, speed),
             None => EOPNOTSUPP as c_int,
         }
+    }
+}
+
+#[cfg(test)]
+impl Functions {
+    /// Replaces the log by that of the tests.
+    fn with_log_of_tests(self) -> Self {
+        type Log = unsafe extern "C" fn(*mut verbs_context, u32, *const c_char, ...);
+        let log = log_of_tests as *const c_void;
+        // SAFETY: the function takes the arguments that `Library::log` passes.
+        let __verbs_log = unsafe { transmute::<*const c_void, Log>(log) };
+        Self { __verbs_log, ..self }
     }
 }
 

@@ -5,6 +5,7 @@ mod cost;
 pub mod device;
 pub mod freed;
 pub mod kernel;
+pub mod log;
 pub mod objects;
 pub mod opened;
 pub mod send_queue;

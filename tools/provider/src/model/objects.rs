@@ -7,7 +7,7 @@ use crate::{
     cq::{self, Cq},
     cq_ex,
     cq_ring::CqRing,
-    model::kernel::Kernel,
+    model::{kernel::Kernel, opened},
     object::{Blank, Owned, Zeroable},
     qp::{self, Qp},
     qp_table::{QpTable, Registration},
@@ -22,6 +22,10 @@ pub fn context() -> Owned<Context> {
         ..Default::default()
     };
     let context = Blank::<ibv_context>::new().unwrap();
+    // A device lives as long as the test.
+    let device = opened::device(opened::library()).into_raw();
+    // SAFETY: nobody else uses the context.
+    unsafe { (*context.verbs().as_ptr()).device = device.cast() };
     context.finish(context::Private::new(description).unwrap())
 }
 
@@ -32,6 +36,12 @@ unsafe impl Zeroable for ibv_context {}
 pub fn cq_of(cq: &Owned<Cq>, context: &Owned<Context>) {
     // SAFETY: both are live, and nobody else uses the CQ.
     unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().verbs().as_ptr() };
+}
+
+/// Puts a memory window into a context.
+pub fn mw_of(mw: &Owned<ibv_mw>, context: &Owned<Context>) {
+    // SAFETY: both are live, and nobody else uses the window.
+    unsafe { (*mw.as_ref().as_ptr()).context = context.as_ref().verbs().as_ptr() };
 }
 
 /// Puts a QP into a context, with a kernel behind it.
@@ -59,6 +69,7 @@ pub struct Harness {
     pub registrations: Vec<Registration>,
     pub table: Box<QpTable>,
     pub cq: Owned<Cq>,
+    context: Owned<Context>,
 }
 
 impl Harness {
@@ -73,7 +84,7 @@ impl Harness {
         let state = cq.as_ref().private().state();
         let register = |&number| Registration::new(&table, number, state, state);
         let registrations = numbers.iter().map(register).collect::<Result<_, _>>().unwrap();
-        Self { registrations, table, cq }
+        Self { registrations, table, cq, context: context() }
     }
 
     /// Returns how many sends and receives of a QP are done.
@@ -105,6 +116,8 @@ pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr_ex, number: u32) -> Own
     let registration = Registration::new(&harness.table, number, cq, cq).unwrap();
     let qp = Blank::<verbs_qp>::new().unwrap();
     let qp = qp.finish(qp::Private::without_kernel(attr, registration));
+    // SAFETY: nobody else uses the QP.
+    unsafe { (*qp.as_ref().qp().as_ptr()).context = harness.context.as_ref().verbs().as_ptr() };
     set_state(&qp, IBV_QPS_RTS);
     qp
 }

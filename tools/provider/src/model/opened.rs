@@ -9,7 +9,7 @@ use crate::{
     object::{Blank, Owned, Ref, Zeroable},
     ops,
 };
-use core::ffi::c_int;
+use core::ffi::{CStr, c_int};
 use std::{env, ffi::CString, fs::File, os::fd::IntoRawFd, sync::LazyLock};
 
 /// The library that the tests load, if it is not that of the build root.
@@ -27,6 +27,20 @@ pub fn library() -> &'static Library {
         driver::register_with(&copy).unwrap()
     });
     &LIBRARY
+}
+
+/// The name of the device of the tests.
+pub const DEVICE: &CStr = c"virtio_rdma0";
+
+/// Returns a device that this copy of libibverbs found.
+pub fn device(library: &'static Library) -> Owned<Device> {
+    let device = Blank::<verbs_device>::new().unwrap();
+    // SAFETY: nobody else uses the device, whose name is longer.
+    unsafe {
+        let name = (&raw mut (*device.verbs().as_ptr()).device.name).cast();
+        DEVICE.as_ptr().copy_to_nonoverlapping(name, DEVICE.count_bytes());
+    }
+    device.finish(library)
 }
 
 /// A context that a program opened, and its device.
@@ -64,7 +78,7 @@ impl Opened {
         library: &'static Library,
         way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context,
     ) -> Option<Self> {
-        let device = Blank::<verbs_device>::new().unwrap().finish(library);
+        let device = device(library);
         let sysfs = Owned::<verbs_sysfs_dev>::zeroed().unwrap();
         let at = device.as_ref().verbs().as_ptr();
         let file = File::open("/dev/null").unwrap().into_raw_fd();

@@ -28,11 +28,12 @@ pub(super) unsafe extern "C" fn query_device_ex(
 }
 
 pub(super) unsafe extern "C" fn query_rt_values(
-    _: *mut ibv_context,
+    context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
-    // SAFETY: the program lends the structure.
-    code(context::query_rt_values(unsafe { &mut *values }))
+    // SAFETY: libibverbs passes a live context, and the program lends the structure.
+    let (context, values) = unsafe { (Ref::new(context), &mut *values) };
+    code(context::query_rt_values(context, values))
 }
 
 pub(super) unsafe extern "C" fn query_port(

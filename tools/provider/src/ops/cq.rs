@@ -4,11 +4,13 @@
 use super::answer::{created, destroyed};
 use crate::{
     bindings::*,
+    causes::cause,
     cmd,
     cq::{self, Cq},
     cq_ex,
-    errno::{Errno, Result, code},
+    errno::{Result, code},
     lock::Threads,
+    log::Refuse,
     object::Ref,
     pd::Domain,
 };
@@ -32,12 +34,16 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     // SAFETY: libibverbs passes a live context, and the program valid attributes.
     let (context, attr) = unsafe { (Ref::new(context), &*attr) };
     // SAFETY: the attributes are valid.
-    let result = unsafe { cq_domain(attr) }.and_then(|domain| {
+    let result = unsafe { cq_domain(context, attr) }.and_then(|domain| {
         let attr_of_cq = cq::Attr {
-            cqe: c_int::try_from(attr.cqe).map_err(|_| Errno::EINVAL)?,
+            cqe: c_int::try_from(attr.cqe).map_err(|_| {
+                context.refuse(cause!(EINVAL, "a CQ of %u CQEs is wanted", attr.cqe))
+            })?,
             // SAFETY: the channel of valid attributes is live, or null.
             channel: unsafe { Ref::optional(attr.channel) },
-            comp_vector: c_int::try_from(attr.comp_vector).map_err(|_| Errno::EINVAL)?,
+            comp_vector: c_int::try_from(attr.comp_vector).map_err(|_| {
+                context.refuse(cause!(EINVAL, "a CQ of vector %u is wanted", attr.comp_vector))
+            })?,
             domain,
         };
         cq::create_ex(context, attr_of_cq, attr.wc_flags)
@@ -57,20 +63,25 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 ///
 /// The attributes are valid: the parent domain is one that this provider made and that is live,
 /// or null.
-unsafe fn cq_domain(attr: &ibv_cq_init_attr_ex) -> Result<Domain> {
+unsafe fn cq_domain(context: Ref<'_, ibv_context>, attr: &ibv_cq_init_attr_ex) -> Result<Domain> {
     const MASK: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
-    if attr.comp_mask & !MASK != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    let unknown = attr.comp_mask & !MASK;
+    if unknown != 0 {
+        let cause = cause!(EOPNOTSUPP, "a CQ with the unknown attributes 0x%x is wanted", unknown);
+        return Err(context.refuse(cause));
     }
     let mut domain = Domain::NONE;
     if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        let no_pd = || context.refuse(cause!(EINVAL, "a CQ lacks its parent domain"));
         // SAFETY: the parent domain of valid attributes is live, or null.
-        let pd = unsafe { Ref::<ibv_pd>::optional(attr.parent_domain) }.ok_or(Errno::EINVAL)?;
+        let pd = unsafe { Ref::<ibv_pd>::optional(attr.parent_domain) }.ok_or_else(no_pd)?;
         domain = Domain::of_parent(pd.whole())?;
     }
     let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
-    if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
-        return Err(Errno::EOPNOTSUPP);
+    let unknown = flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+    if unknown != 0 {
+        let cause = cause!(EOPNOTSUPP, "a CQ with the unknown flags 0x%x is wanted", unknown);
+        return Err(context.refuse(cause));
     }
     if flags != 0 {
         // SAFETY: the program sets the flag if it uses the CQ in one thread at a time.
@@ -98,15 +109,20 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 ///
 /// # Safety
 ///
-/// The caller lends an array of `num_entries` entries at `wc`.
+/// The CQ is live. The caller lends an array of `num_entries` entries at `wc`.
 #[inline]
 unsafe fn polled(
+    cq: *mut ibv_cq,
     num_entries: c_int,
     wc: *mut ibv_wc,
     poll: impl FnOnce(&mut [MaybeUninit<ibv_wc>]) -> Result<usize>,
 ) -> c_int {
     let result = match usize::try_from(num_entries) {
-        Err(_) => Err(Errno::EINVAL),
+        Err(_) => {
+            // SAFETY: the CQ is live.
+            let cq = unsafe { Ref::new(cq) };
+            Err(cq.refuse(cause!(EINVAL, "%d completions are asked for", num_entries as u32)))
+        }
         Ok(0) => Ok(0),
         // SAFETY: the caller lends as many entries.
         Ok(room) => poll(unsafe { slice::from_raw_parts_mut(wc.cast(), room) }),
@@ -127,7 +143,7 @@ pub(super) unsafe extern "C" fn poll_cq(
 ) -> c_int {
     // SAFETY: the CQ is live, and the first member of an object that `create_cq` made; the program
     // lends the array.
-    unsafe { polled(num_entries, wc, |entries| cq::poll(Ref::new(cq.cast()), entries)) }
+    unsafe { polled(cq, num_entries, wc, |entries| cq::poll(Ref::new(cq.cast()), entries)) }
 }
 
 pub(super) unsafe extern "C" fn poll_cq_kernel(
@@ -136,7 +152,7 @@ pub(super) unsafe extern "C" fn poll_cq_kernel(
     wc: *mut ibv_wc,
 ) -> c_int {
     // SAFETY: the program passes a live CQ, and lends the array.
-    unsafe { polled(num_entries, wc, |entries| cq::poll_kernel(Ref::new(cq), entries)) }
+    unsafe { polled(cq, num_entries, wc, |entries| cq::poll_kernel(Ref::new(cq), entries)) }
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {

@@ -4,9 +4,10 @@
 use super::answer::{created, destroyed};
 use crate::{
     bindings::*,
+    causes::cause,
     cmd,
-    errno::Errno,
     lock::Threads,
+    log::Refuse,
     object::Ref,
     pd::{self, Pd},
     ring::Allocator,
@@ -41,12 +42,16 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
 }
 
 pub(super) unsafe extern "C" fn alloc_td(
-    _: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
-    // SAFETY: the program passes valid attributes.
-    let mask = unsafe { (*attr).comp_mask };
-    created(if mask == 0 { td::alloc() } else { Err(Errno::EINVAL) })
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
+    let (context, mask) = unsafe { (Ref::new(context), (*attr).comp_mask) };
+    if mask != 0 {
+        let cause = cause!(EINVAL, "a thread domain with the attributes 0x%x is wanted", mask);
+        return created::<Td, _>(Err(context.refuse(cause)));
+    }
+    created(td::alloc(context))
 }
 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
@@ -55,7 +60,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn alloc_parent_domain(
-    _: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     // IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, which not every
@@ -64,10 +69,16 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     const MASK: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
         | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
         | UNPROTECTED;
-    // SAFETY: the program passes valid attributes.
-    let attr = unsafe { &*attr };
-    if attr.pd.is_null() || attr.comp_mask & !MASK != 0 {
-        return created::<Pd, _>(Err(Errno::EINVAL));
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
+    let (context, attr) = unsafe { (Ref::new(context), &*attr) };
+    let unknown = attr.comp_mask & !MASK;
+    if unknown != 0 {
+        let cause = cause!(EINVAL, "a parent domain with the attributes 0x%x is wanted", unknown);
+        return created::<Pd, _>(Err(context.refuse(cause)));
+    }
+    if attr.pd.is_null() {
+        let cause = cause!(EINVAL, "a parent domain without a PD is wanted");
+        return created::<Pd, _>(Err(context.refuse(cause)));
     }
     // SAFETY: the program passes a live PD, and a live thread domain or none. It uses the objects
     // of a thread domain in one thread at a time: ibv_alloc_td(3).

@@ -14,6 +14,8 @@ mod ah;
 mod answer;
 #[cfg(test)]
 mod bench;
+#[cfg(test)]
+mod causes;
 mod context;
 mod cq;
 mod domains;

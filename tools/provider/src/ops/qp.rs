@@ -36,7 +36,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     // SAFETY: the PD of valid attributes is live, or null; `create_ex` ignores it unless the mask
     // names it.
     let pd = unsafe { Ref::optional(attr.pd) };
-    let result = qp::create_ex(pd, attr).map(|(qp, by_calls)| {
+    let result = qp::create_ex(context, pd, attr).map(|(qp, by_calls)| {
         if by_calls {
             // SAFETY: the QP has rings, and nobody else has it yet.
             unsafe { wr_ex::install(qp.as_ref(), library(context.as_ptr())) };

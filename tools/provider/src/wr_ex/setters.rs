@@ -5,7 +5,8 @@ use super::current::with;
 use crate::{
     ah::Ah,
     bindings::*,
-    errno::{Errno, Result},
+    causes::{Cause, cause},
+    errno::Result,
     object::Ref,
 };
 use core::{ffi::c_void, slice};
@@ -22,7 +23,7 @@ pub(super) unsafe extern "C" fn wr_set_ud_addr(
     unsafe {
         with(qp, |builder| match av {
             Some(av) => builder.set_address(av, remote_qpn, remote_qkey),
-            None => builder.fail(Errno::EINVAL),
+            None => builder.fail(cause!(EINVAL, "a datagram has no address handle")),
         });
     }
 }
@@ -48,7 +49,7 @@ pub(super) unsafe extern "C" fn wr_set_sge_list(
     unsafe {
         with(qp, |builder| match sges {
             Ok(sges) => builder.set_sges(sges),
-            Err(errno) => builder.fail(errno),
+            Err(cause) => builder.fail(cause),
         });
     }
 }
@@ -79,7 +80,7 @@ pub(super) unsafe extern "C" fn wr_set_inline_data_list(
                     .filter(|buffer| buffer.length != 0)
                     .try_for_each(|buffer| entry.put_bytes(buffer.addr.cast(), buffer.length))
             }),
-            Err(errno) => builder.fail(errno),
+            Err(cause) => builder.fail(cause),
         });
     }
 }
@@ -98,12 +99,13 @@ fn total(buffers: &[ibv_data_buf]) -> usize {
 /// # Safety
 ///
 /// Unless `first` is null, it points to `len` elements, which stay as they are for `'a`.
-unsafe fn list<'a, T>(first: *const T, len: usize) -> Result<&'a [T]> {
+unsafe fn list<'a, T>(first: *const T, len: usize) -> Result<&'a [T], Cause> {
     if len == 0 {
         return Ok(&[]);
     }
     if first.is_null() || len > isize::MAX as usize / size_of::<T>() {
-        return Err(Errno::EINVAL);
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        return Err(cause!(EINVAL, "a list of %u elements is not in memory", len));
     }
     // SAFETY: the pointer is not null, so the elements are there.
     Ok(unsafe { slice::from_raw_parts(first, len) })
@@ -112,6 +114,7 @@ unsafe fn list<'a, T>(first: *const T, len: usize) -> Result<&'a [T]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
     use crate::wr_ex::bench::*;
     use std::ptr;
 
