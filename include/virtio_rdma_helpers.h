@@ -11,6 +11,7 @@
 
 #include <linux/netdevice.h>
 #include <linux/spinlock.h>
+#include <linux/tracepoint-defs.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <net/netlink.h>
@@ -66,6 +67,23 @@ void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 void virtio_rdma_command_failed(struct device *dev, const char *command,
 				int command_len, const char *status,
 				int status_len);
+
+DECLARE_TRACEPOINT(post_send);
+DECLARE_TRACEPOINT(post_recv);
+DECLARE_TRACEPOINT(complete);
+DECLARE_TRACEPOINT(command);
+DECLARE_TRACEPOINT(refuse);
+void virtio_rdma_trace_post_send(const struct ib_qp *qp,
+				 const struct ib_send_wr *wr);
+void virtio_rdma_trace_post_recv(const struct ib_qp *qp,
+				 const struct ib_recv_wr *wr);
+void virtio_rdma_trace_post_srq_recv(const struct ib_srq *srq, u32 srqn,
+				     const struct ib_recv_wr *wr);
+void virtio_rdma_trace_complete(const struct ib_qp *qp, const struct ib_wc *wc);
+void virtio_rdma_trace_command(const struct device *dev, const char *name,
+			       int len, int error, u64 nsecs);
+void virtio_rdma_trace_refuse(int error, const char *reason, u64 number,
+			      u64 limit);
 
 const struct uapi_definition *virtio_rdma_uapi_definitions(void);
 

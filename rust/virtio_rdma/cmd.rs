@@ -20,6 +20,7 @@ use crate::{
         IrqGuard,
         IrqSpinLock, //
     },
+    trace,
     virtio::{
         Exchange,
         Queue, //
@@ -420,6 +421,7 @@ impl ControlQueue {
         failed: impl FnOnce(Failed),
     ) -> Result<C::Reply> {
         let mut reply = C::Reply::zeroed();
+        let began = trace::command_begins();
 
         stats.count(Counter::Commands);
         let result = self.acquire().and_then(|slot| {
@@ -439,6 +441,9 @@ impl ControlQueue {
             self.release(slot);
             result
         });
+        if let Some(began) = began {
+            trace::command(&self.dev, C::NAME, began, result);
+        }
         result
             .inspect_err(|_| stats.count(Counter::CommandErrors))
             .map(|()| reply)

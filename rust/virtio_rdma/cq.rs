@@ -27,6 +27,7 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
+    trace::refuse,
     virtio,
     wire::{
         self,
@@ -323,11 +324,14 @@ fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
 /// pages or too small; those of [`Region::pin`].
 fn pin_ring(dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result<Region> {
     let asked: bindings::virtio_rdma_ureq_create_cq = udata.request()?;
-    if !cqe.is_power_of_two()
-        || !ring::is_region(asked.buf_addr, asked.buf_len)
-        || asked.buf_len < ring::cq_len(cqe) as u64
-    {
-        return Err(EINVAL);
+    if !cqe.is_power_of_two() {
+        let reason = c"a CQ of a number of CQEs that is no power of two";
+        return Err(refuse(EINVAL, reason, cqe.into(), 0));
+    }
+    let needed = ring::cq_len(cqe) as u64;
+    if !ring::is_region(asked.buf_addr, asked.buf_len) || asked.buf_len < needed {
+        let reason = c"a ring of a CQ that is too small or not made of whole pages";
+        return Err(refuse(EINVAL, reason, asked.buf_len, needed));
     }
     Region::pin(
         dev,
@@ -359,10 +363,12 @@ impl ib::CompletionQueue<Hca> for Cq {
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
         if attr.flags != 0 {
-            return Err(crate::errno::unsupported());
+            let error = crate::errno::unsupported();
+            return Err(refuse(error, c"flags of a CQ", attr.flags.into(), 0));
         }
         if attr.cqe == 0 || attr.cqe > hca.max_cqe() {
-            return Err(EINVAL);
+            let limit = hca.max_cqe().into();
+            return Err(refuse(EINVAL, c"CQEs of a CQ", attr.cqe.into(), limit));
         }
         let parts = match &attr.udata {
             _ if hca.config().rings.is_none() => new_virtqueue(&hca, attr),
@@ -430,7 +436,8 @@ impl ib::CompletionQueue<Hca> for Cq {
             return Err(crate::errno::unsupported());
         }
         if cqe > self.hca.max_cqe() {
-            return Err(EINVAL);
+            let limit = self.hca.max_cqe().into();
+            return Err(refuse(EINVAL, c"CQEs of a CQ", cqe.into(), limit));
         }
         let new = pin_ring(dev, cqe, udata)?;
         let table = new.page_table()?;

@@ -14,6 +14,7 @@ use crate::{
         PageTable,
         Region, //
     },
+    trace::refuse,
     wire::Registration, //
 };
 use kernel::{
@@ -151,7 +152,9 @@ impl Mr {
             || wr.length == 0
             || npages > u64::from(fast.num_pages.load(Relaxed))
         {
-            return Err(EINVAL);
+            let reason = c"a fast registration of more pages than were mapped, or by another key";
+            let limit = fast.num_pages.load(Relaxed).into();
+            return Err(refuse(EINVAL, reason, npages, limit));
         }
         Ok(Registration {
             mrn: self.mrn,
@@ -181,7 +184,13 @@ fn check_access(hca: &Hca, access: u32) -> Result<u32> {
         known |= FLUSH;
     }
     if access & !(known | OPTIONAL) != 0 {
-        return Err(crate::errno::unsupported());
+        let (error, limit) = (crate::errno::unsupported(), (known | OPTIONAL).into());
+        return Err(refuse(
+            error,
+            c"access flags of an MR",
+            access.into(),
+            limit,
+        ));
     }
     Ok(access & known)
 }
@@ -196,8 +205,9 @@ fn take(
     memory: &ib::UserMemory,
     pin: impl FnOnce() -> Result<Region>,
 ) -> Result<(Region, PageTable)> {
-    if memory.length == 0 || memory.length > hca.config().max_mr_size {
-        return Err(EINVAL);
+    let limit = hca.config().max_mr_size;
+    if memory.length == 0 || memory.length > limit {
+        return Err(refuse(EINVAL, c"length of an MR", memory.length, limit));
     }
     let region = pin()?;
     let table = if hca.config().page_levels {
@@ -296,11 +306,13 @@ impl ib::MemoryRegion<Hca> for Mr {
         memory: &ib::UserMemory,
     ) -> Result {
         if !self.hca.config().rereg_mr {
-            return Err(crate::errno::unsupported());
+            let error = crate::errno::unsupported();
+            return Err(refuse(error, c"rereg_mr of a device without it", 0, 0));
         }
         let mut user = self.user.as_ref().ok_or(EINVAL)?.lock();
         if user.region.is_dma_buf() {
-            return Err(crate::errno::unsupported());
+            let error = crate::errno::unsupported();
+            return Err(refuse(error, c"rereg_mr of a dma-buf", 0, 0));
         }
         let mut flags = flags;
         let mut after = user.memory;
@@ -340,7 +352,8 @@ impl ib::MemoryRegion<Hca> for Mr {
         let limit = pd.hca().config().fast_reg;
         let limit = limit.ok_or(crate::errno::unsupported())?;
         if !(1..=limit).contains(&max_pages) {
-            return Err(EINVAL);
+            let reason = c"pages of an MR for fast registration";
+            return Err(refuse(EINVAL, reason, max_pages.into(), limit.into()));
         }
         let list = PageList::new(pd.hca(), max_pages as usize)?;
         let request = bindings::virtio_rdma_cmd_create_mr {
@@ -366,7 +379,8 @@ impl ib::MemoryRegion<Hca> for Mr {
         let fast = self.fast.as_ref().ok_or(EINVAL)?;
         let sizes = self.hca.config().page_size_cap;
         if !page_size.is_power_of_two() || sizes & u64::from(page_size) == 0 {
-            return Err(EINVAL);
+            let reason = c"a page size of an MR that the device does not have";
+            return Err(refuse(EINVAL, reason, page_size.into(), sizes));
         }
         fast.page_shift.store(page_size.trailing_zeros(), Relaxed);
         fast.num_pages.store(0, Relaxed);

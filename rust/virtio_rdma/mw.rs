@@ -10,6 +10,7 @@ use crate::{
     cmd,
     hca::Hca,
     ib, //
+    trace::refuse,
 };
 use kernel::{
     prelude::*,
@@ -27,7 +28,13 @@ impl ib::MemoryWindow<Hca> for Mw {
     fn alloc(pd: &ib::Pd<Hca>, mw_type: u32) -> Result<Self> {
         let hca = pd.hca();
         if hca.config().max_mw == 0 {
-            return Err(crate::errno::unsupported());
+            let error = crate::errno::unsupported();
+            return Err(refuse(
+                error,
+                c"a memory window of a device that has none",
+                0,
+                0,
+            ));
         }
         *pd.windows().lock() += 1;
         let request = bindings::virtio_rdma_cmd_alloc_mw {

@@ -29,6 +29,7 @@ use crate::{
         IrqGuard,
         IrqSpinLock, //
     },
+    trace::refuse,
     virtio,
     wire::{
         self,
@@ -327,7 +328,13 @@ impl Qp {
     fn send_request(&self, wr: &ib::SendWr<'_, Hca>, opcode: WrOpcode) -> Result<SendRequest> {
         let mut send_flags = wr.send_flags();
         if send_flags & !SEND_FLAGS != 0 {
-            return Err(EINVAL);
+            let (flags, known) = (send_flags.into(), SEND_FLAGS.into());
+            return Err(refuse(
+                EINVAL,
+                c"send_flags of a work request",
+                flags,
+                known,
+            ));
         }
         if self.signal_all {
             send_flags |= bindings::VIRTIO_RDMA_SEND_SIGNALED;
@@ -360,7 +367,13 @@ impl Qp {
             || self.hca.config().rings.is_none()
             || data.len() > u64::from(self.cap.max_inline_data)
         {
-            return Err(EINVAL);
+            let limit = self.cap.max_inline_data.into();
+            return Err(refuse(
+                EINVAL,
+                c"inline data of a work request",
+                data.len(),
+                limit,
+            ));
         }
         Ok(Payload::Inline(data))
     }
@@ -374,7 +387,8 @@ impl Qp {
                 if connected {
                     return Ok(WrBody::None);
                 }
-                let to = wr.datagram().ok_or(EINVAL)?;
+                let to = wr.datagram();
+                let to = to.ok_or_else(|| refuse(EINVAL, c"a datagram without an AH", 0, 0))?;
                 Ok(WrBody::Ud {
                     remote_qpn: to.remote_qpn,
                     remote_qkey: to.remote_qkey,
@@ -396,7 +410,7 @@ impl Qp {
             _ if self.hca.config().fast_reg.is_some() => {
                 Self::managing_body(wr, opcode, rc, connected)
             }
-            _ => Err(EINVAL),
+            _ => Err(not_of_qp(opcode)),
         }
     }
 
@@ -415,7 +429,7 @@ impl Qp {
                 let registration = wr.registration().ok_or(EINVAL)?;
                 Ok(WrBody::Reg(registration.mr.registration(&registration)?))
             }
-            _ => Err(EINVAL),
+            _ => Err(not_of_qp(opcode)),
         }
     }
 
@@ -587,6 +601,12 @@ fn to_wire(hca: &Hca, attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::Qp
     Ok(wire)
 }
 
+/// Returns the error for an operation that the QP does not have.
+fn not_of_qp(opcode: WrOpcode) -> Error {
+    let reason = c"a work request with an opcode that the QP does not have";
+    refuse(EINVAL, reason, u32::from(opcode).into(), 0)
+}
+
 /// Copies the attributes that QUERY_QP returned.
 fn from_wire(wire: &wire::QpAttr, attr: &mut bindings::ib_qp_attr) {
     attr.qp_state = u32::from(wire.qp_state);
@@ -668,7 +688,8 @@ impl ib::QueuePair<Hca> for Qp {
     fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
         let mut state = self.state.lock();
         if mask & ALTERNATE_PATH != 0 {
-            return Err(crate::errno::unsupported());
+            let error = crate::errno::unsupported();
+            return Err(refuse(error, c"an alternate path of a QP", mask.into(), 0));
         }
         let current = if mask & bindings::VIRTIO_RDMA_QP_CUR_STATE != 0 {
             QpState::try_from(attr.cur_qp_state)?
@@ -681,7 +702,9 @@ impl ib::QueuePair<Hca> for Qp {
             current
         };
         if !ib::modify_is_ok(current, next, self.qp_type, mask) {
-            return Err(EINVAL);
+            let (to, from) = (u32::from(next).into(), u32::from(current).into());
+            let reason = c"a QP to a state (number) from another (limit), or its attributes";
+            return Err(refuse(EINVAL, reason, to, from));
         }
 
         let reset = next == QpState::Reset;
@@ -767,8 +790,9 @@ impl ib::QueuePair<Hca> for Qp {
     }
 
     fn post_recv(&self, wrs: &mut ib::RecvWrs<'_>) -> Result {
-        if self.srqn.is_some() {
-            return Err(EINVAL);
+        if let Some(srqn) = self.srqn {
+            let reason = c"a receive to a QP that receives from an SRQ";
+            return Err(refuse(EINVAL, reason, srqn.into(), 0));
         }
         let mut rq = self.rq.lock();
         let mut count = 0;
@@ -793,7 +817,13 @@ impl ib::QueuePair<Hca> for Qp {
 
     fn attach_mcast(&self, gid: [u8; 16]) -> Result {
         if self.hca.config().mcast.is_none() {
-            return Err(crate::errno::unsupported());
+            let error = crate::errno::unsupported();
+            return Err(refuse(
+                error,
+                c"a multicast group of a device that has none",
+                0,
+                0,
+            ));
         }
         let mut groups = self.groups.lock();
         if groups.contains(&gid) {
@@ -808,7 +838,8 @@ impl ib::QueuePair<Hca> for Qp {
     fn detach_mcast(&self, gid: [u8; 16]) -> Result {
         let mut groups = self.groups.lock();
         let at = groups.iter().position(|group| *group == gid);
-        let _ = groups.remove(at.ok_or(EINVAL)?);
+        let reason = c"a multicast group that the QP is not in";
+        let _ = groups.remove(at.ok_or_else(|| refuse(EINVAL, reason, 0, 0))?);
         self.hca
             .execute_destroy::<cmd::DetachMcast>(&self.mcast(gid));
         Ok(())

@@ -16,6 +16,7 @@ use crate::{
         PAGE_SIZE, //
     },
     ib::QpType,
+    trace::refuse,
     wire, //
 };
 use core::mem::offset_of;
@@ -115,7 +116,9 @@ impl Shape {
             offset: asked.offset,
         };
         if shape.depth == 0 || !shape.is_sound(recv_entry_size(max_sge), asked.buf_len) {
-            return Err(EINVAL);
+            let (depth, stride) = (shape.depth.into(), shape.stride.into());
+            let reason = c"the depth (number) and the stride (limit) of a ring of an SRQ";
+            return Err(refuse(EINVAL, reason, depth, stride));
         }
         Ok(shape)
     }
@@ -191,7 +194,8 @@ impl QpLayout {
             || !layout.rq.is_sound(entry_sizes.1, asked.buf_len)
             || asked.buf_len < u64::from(QP_HEAD)
         {
-            return Err(EINVAL);
+            let reason = c"depths, strides and offsets of the rings of a QP, in so many bytes";
+            return Err(refuse(EINVAL, reason, asked.buf_len, 0));
         }
         Ok(layout)
     }

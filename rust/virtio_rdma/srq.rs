@@ -27,6 +27,7 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
+    trace::refuse,
     wire,
     wq::{
         self,
@@ -249,11 +250,14 @@ fn pin_ring(
         return Err(crate::errno::unsupported());
     }
     let shape = Shape::of_program_srq(&asked, max_sge)?;
-    if shape.depth < max_wr
-        || shape.depth > dev.data().config().max_srq_wr
-        || !ring::is_region(asked.buf_addr, asked.buf_len)
-    {
-        return Err(EINVAL);
+    let limit = dev.data().config().max_srq_wr;
+    if !(max_wr..=limit).contains(&shape.depth) {
+        let reason = c"a ring of an SRQ that is too small or too large";
+        return Err(refuse(EINVAL, reason, shape.depth.into(), limit.into()));
+    }
+    if !ring::is_region(asked.buf_addr, asked.buf_len) {
+        let reason = c"a ring of an SRQ that is not made of whole pages";
+        return Err(refuse(EINVAL, reason, asked.buf_addr, asked.buf_len));
     }
     let region = Region::pin(
         dev,
@@ -297,11 +301,27 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
             SrqType::Xrc => config.xrc && attr.udata.is_some(),
         };
         if config.max_srq == 0 || !is_known {
-            return Err(crate::errno::unsupported());
+            let (error, srq_type) = (crate::errno::unsupported(), attr.srq_type as u64);
+            let reason = c"an SRQ of a type that the device does not have";
+            return Err(refuse(error, reason, srq_type, 0));
         }
-        if attr.max_wr == 0 || attr.max_wr > config.max_srq_wr || attr.max_sge > config.max_srq_sge
-        {
-            return Err(EINVAL);
+        if attr.max_wr == 0 || attr.max_wr > config.max_srq_wr {
+            let limit = config.max_srq_wr.into();
+            return Err(refuse(
+                EINVAL,
+                c"max_wr of an SRQ",
+                attr.max_wr.into(),
+                limit,
+            ));
+        }
+        if attr.max_sge > config.max_srq_sge {
+            let limit = config.max_srq_sge.into();
+            return Err(refuse(
+                EINVAL,
+                c"max_sge of an SRQ",
+                attr.max_sge.into(),
+                limit,
+            ));
         }
         let parts = match &attr.udata {
             None => new_ring(&hca, attr)?,
@@ -329,7 +349,8 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
     fn arm(&self, limit: u32) -> Result {
         let max_wr = self.max_wr.lock();
         if limit > *max_wr {
-            return Err(EINVAL);
+            let max_wr = (*max_wr).into();
+            return Err(refuse(EINVAL, c"srq_limit of an SRQ", limit.into(), max_wr));
         }
         let request = bindings::virtio_rdma_cmd_modify_srq {
             srqn: self.srqn.to_le(),
@@ -429,7 +450,8 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         let mut count = 0;
         let result = wrs.try_for_each(|wr| {
             if wr.sges().len() > self.max_sge as usize {
-                return Err(EINVAL);
+                let (number, limit) = (wr.sges().len() as u64, self.max_sge.into());
+                return Err(refuse(EINVAL, c"SGEs of a work request", number, limit));
             }
             queue.post(&wr)?;
             count += 1;

@@ -10,8 +10,8 @@
 //! - the generated [`bindings`], and what differs between kernels
 //!   ([`kernel_release`]);
 //! - safe abstractions over the kernel and over the structures of the device:
-//!   [`errno`], [`sync`], [`reclaim`], [`dma`], [`log`], [`net`], [`wire`], [`virtio`], [`ib`],
-//!   [`umem`]; all unsafe code is here, but for single blocks that say so;
+//!   [`errno`], [`sync`], [`reclaim`], [`dma`], [`log`], [`trace`], [`net`], [`wire`], [`virtio`],
+//!   [`ib`], [`umem`]; all unsafe code is here, but for single blocks that say so;
 //! - what the device has beside objects: the layout of rings ([`ring`]), its limits
 //!   ([`config`]), counters ([`stats`]), typed commands ([`cmd`]), doorbells ([`doorbell`]), events
 //!   ([`event`]) and the memory that it can reach ([`memory`]);
@@ -65,6 +65,7 @@ mod srq;
 mod startup;
 mod stats;
 mod sync;
+mod trace;
 mod ucontext;
 mod umem;
 mod virtio;

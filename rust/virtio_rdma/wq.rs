@@ -15,6 +15,7 @@ use crate::{
     hca::Lease,
     ib,
     ring::WorkRing,
+    trace::refuse,
     virtio,
     wire::{
         self,
@@ -232,13 +233,25 @@ impl WorkQueue {
     /// too many SGEs; `ENOMEM` if the queue is full.
     pub(crate) fn check(&self, sges: &[bindings::ib_sge]) -> Result {
         if matches!(self.transport, Transport::Program) {
-            return Err(crate::errno::unsupported());
+            let reason = c"a work request to a queue that its program posts to";
+            return Err(refuse(crate::errno::unsupported(), reason, 0, 0));
         }
-        if !self.accept || sges.len() > self.max_sge as usize {
-            return Err(EINVAL);
+        if !self.accept {
+            let reason = c"a work request in a state of the QP that has none";
+            return Err(refuse(EINVAL, reason, 0, 0));
+        }
+        if sges.len() > self.max_sge as usize {
+            let (number, limit) = (sges.len() as u64, self.max_sge.into());
+            return Err(refuse(EINVAL, c"SGEs of a work request", number, limit));
         }
         if self.count == self.entries.len() {
-            return Err(ENOMEM);
+            let count = self.count as u64;
+            return Err(refuse(
+                ENOMEM,
+                c"a work request to a full queue",
+                count,
+                count,
+            ));
         }
         Ok(())
     }

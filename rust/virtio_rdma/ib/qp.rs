@@ -34,6 +34,7 @@ use super::{
     wr::{
         finish_post,
         Poster,
+        RecvQueue,
         RecvWrs,
         SendWrs, //
     },
@@ -42,6 +43,7 @@ use super::{
 use crate::{
     bindings,
     errno::unsupported, //
+    trace::refuse,
 };
 use kernel::{
     error::from_result,
@@ -282,7 +284,8 @@ pub(super) unsafe extern "C" fn create_qp<D: Driver>(
         // SAFETY: `udata` is null, or that of the system call that the core is in until this returns.
         let udata = unsafe { Udata::from_raw(udata) };
         udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
-        let qp_type = QpType::try_from(init.qp_type).map_err(|_| unsupported())?;
+        let qp_type = QpType::try_from(init.qp_type)
+            .map_err(|_| refuse(unsupported(), c"the type of a QP", init.qp_type.into(), 0))?;
         // SAFETY: What `init` and `pd` name are objects that the functions here made and that the
         // core has counted this QP as a user of, or null where a QP of this type has no such object.
         let attr = unsafe {
@@ -438,7 +441,10 @@ pub(super) unsafe extern "C" fn post_send<D: Driver>(
         } else {
             Poster::Program
         };
-        (Qp::<D>::from_raw(raw), SendWrs::new(wr, datagram, poster))
+        (
+            Qp::<D>::from_raw(raw),
+            SendWrs::new(raw, wr, datagram, poster),
+        )
     };
     let result = if wr.is_null() {
         qp.ring_send_doorbell()
@@ -463,7 +469,7 @@ pub(super) unsafe extern "C" fn post_recv<D: Driver>(
     // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no
     // QP that it destroys, so the QP stays until this returns. `wr` heads the caller's list, which
     // may be empty.
-    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(wr)) };
+    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(RecvQueue::Qp(raw), wr)) };
     let result = if wr.is_null() {
         qp.ring_recv_doorbell()
     } else {

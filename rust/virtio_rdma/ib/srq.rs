@@ -27,6 +27,7 @@ use super::{
     udata::Udata,
     wr::{
         finish_post,
+        RecvQueue,
         RecvWrs, //
     },
     Driver, //
@@ -34,6 +35,7 @@ use super::{
 use crate::{
     bindings,
     errno::unsupported, //
+    trace::refuse,
 };
 use kernel::{
     error::from_result,
@@ -171,7 +173,14 @@ pub(super) unsafe extern "C" fn create_srq<D: Driver>(
         // SAFETY: `udata` is null, or that of the system call that the core is in until this returns.
         let udata = unsafe { Udata::from_raw(udata) };
         udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
-        let srq_type = SrqType::try_from(init.srq_type).map_err(|_| unsupported())?;
+        let srq_type = SrqType::try_from(init.srq_type).map_err(|_| {
+            refuse(
+                unsupported(),
+                c"the type of an SRQ",
+                init.srq_type.into(),
+                0,
+            )
+        })?;
         // SAFETY: The type says which member of the union is in use. The domain and the CQ that it
         // names are from the functions here, and the core has counted this SRQ as a user of them.
         let xrc = unsafe {
@@ -240,7 +249,9 @@ pub(crate) unsafe fn modify_srq<D: Driver>(
     let known = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR | bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
     from_result(|| {
         if mask & !known != 0 || resizes && arms && attr.srq_limit > attr.max_wr {
-            return Err(EINVAL);
+            let (number, limit) = (attr.srq_limit.into(), attr.max_wr.into());
+            let reason = c"the limit of an SRQ beyond its size, or an unknown attribute";
+            return Err(refuse(EINVAL, reason, number, limit));
         }
         if let Some(udata) = &udata {
             udata.no_answer()?;
@@ -306,7 +317,11 @@ pub(super) unsafe extern "C" fn post_srq_recv<D: Driver>(
     // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object, and a ULP uses
     // no SRQ that it destroys, so the SRQ stays until this returns. `wr` heads the caller's list,
     // which may be empty.
-    let (srq, mut wrs) = unsafe { (Srq::<D>::from_raw(raw), RecvWrs::new(wr)) };
+    let (srq, mut wrs) = unsafe {
+        let srq = Srq::<D>::from_raw(raw);
+        let queue = RecvQueue::Srq(raw, SharedReceiveQueue::number(&**srq));
+        (srq, RecvWrs::new(queue, wr))
+    };
     let result = if wr.is_null() {
         srq.ring_doorbell()
     } else {

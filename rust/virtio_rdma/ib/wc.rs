@@ -6,7 +6,10 @@ use super::{
     c_enum::c_enum,
     object::Object, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    trace, //
+};
 use core::{
     mem::MaybeUninit,
     ptr, //
@@ -177,6 +180,8 @@ impl<'a> Wcs<'a> {
                 .write(wc.wr_id);
             (&raw mut raw.ex).cast::<[u8; 4]>().write(wc.ex);
         }
+        // SAFETY: An object stands for a QP.
+        unsafe { trace::complete(qp.as_raw(), &raw) };
         slot.write(raw);
         self.filled += 1;
     }

@@ -11,7 +11,10 @@ use super::{
     wc::WcOpcode,
     Driver, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    trace, //
+};
 use core::{
     marker::PhantomData,
     ptr, //
@@ -151,7 +154,9 @@ impl<'a, D: Driver> SendWr<'a, D> {
     ///
     /// `EINVAL` for an opcode that is not in [`WrOpcode`].
     pub(crate) fn opcode(&self) -> Result<WrOpcode> {
-        WrOpcode::try_from(self.raw.opcode)
+        let opcode = self.raw.opcode;
+        let reason = c"a work request with an unknown opcode";
+        WrOpcode::try_from(opcode).map_err(|error| trace::refuse(error, reason, opcode.into(), 0))
     }
 
     /// Returns a value of `enum ib_send_flags`.
@@ -183,7 +188,10 @@ impl<'a, D: Driver> SendWr<'a, D> {
         }
         match self.poster {
             Poster::Kernel => Ok(Some(InlineData { sges: self.sges() })),
-            Poster::Program => Err(EINVAL),
+            Poster::Program => {
+                let reason = c"inline data of a program that the kernel posts for";
+                Err(trace::refuse(EINVAL, reason, 0, 0))
+            }
         }
     }
 
@@ -326,6 +334,7 @@ unsafe fn sges<'a>(list: *const bindings::ib_sge, len: c_int) -> &'a [bindings::
 
 /// A list of send work requests, which remembers how far it got.
 pub(crate) struct SendWrs<'a, D: Driver> {
+    qp: *const bindings::ib_qp,
     current: *const bindings::ib_send_wr,
     begun: bool,
     datagram: bool,
@@ -338,14 +347,16 @@ impl<D: Driver> SendWrs<'_, D> {
     ///
     /// # Safety
     ///
-    /// `head` must be null or the head of a list of work requests that stays valid for the lifetime, of a QP that
-    /// `datagram` is true of. `poster` must be [`Poster::Program`] if the QP is one of a program.
+    /// `qp` must be a QP, and `head` null or the head of a list of work requests for it; both stay valid for the
+    /// lifetime. `datagram` must be true of the QP. `poster` must be [`Poster::Program`] if the QP is one of a program.
     pub(super) unsafe fn new(
+        qp: *const bindings::ib_qp,
         head: *const bindings::ib_send_wr,
         datagram: bool,
         poster: Poster,
     ) -> Self {
         Self {
+            qp,
             current: head,
             begun: false,
             datagram,
@@ -366,6 +377,8 @@ impl<'a, D: Driver> Iterator for SendWrs<'a, D> {
     fn next(&mut self) -> Option<Self::Item> {
         // SAFETY: `current` is an element of the list that `new` got, which is valid for the lifetime, or null.
         let raw = unsafe { next(&mut self.current, &mut self.begun, |wr| wr.next) }?;
+        // SAFETY: `new` got a QP and work requests for it.
+        unsafe { trace::post_send(self.qp, raw) };
         Some(SendWr {
             raw,
             datagram: self.datagram,
@@ -394,8 +407,18 @@ impl<'a> RecvWr<'a> {
     }
 }
 
+/// The queue that receive work requests are posted to.
+#[derive(Clone, Copy)]
+pub(super) enum RecvQueue {
+    /// That of a QP.
+    Qp(*const bindings::ib_qp),
+    /// An SRQ, and its number.
+    Srq(*const bindings::ib_srq, u32),
+}
+
 /// A list of receive work requests, which remembers how far it got.
 pub(crate) struct RecvWrs<'a> {
+    queue: RecvQueue,
     current: *const bindings::ib_recv_wr,
     begun: bool,
     _list: PhantomData<&'a ()>,
@@ -406,9 +429,11 @@ impl RecvWrs<'_> {
     ///
     /// # Safety
     ///
-    /// `head` must be null or the head of a list of work requests that stays valid for the lifetime.
-    pub(super) unsafe fn new(head: *const bindings::ib_recv_wr) -> Self {
+    /// `queue` must be that of an object, and `head` null or the head of a list of work requests; both stay valid for
+    /// the lifetime.
+    pub(super) unsafe fn new(queue: RecvQueue, head: *const bindings::ib_recv_wr) -> Self {
         Self {
+            queue,
             current: head,
             begun: false,
             _list: PhantomData,
@@ -427,6 +452,13 @@ impl<'a> Iterator for RecvWrs<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         // SAFETY: `current` is an element of the list that `new` got, which is valid for the lifetime, or null.
         let raw = unsafe { next(&mut self.current, &mut self.begun, |wr| wr.next) }?;
+        // SAFETY: `new` got the queue of an object, and work requests.
+        unsafe {
+            match self.queue {
+                RecvQueue::Qp(qp) => trace::post_recv(qp, raw),
+                RecvQueue::Srq(srq, srqn) => trace::post_srq_recv(srq, srqn, raw),
+            }
+        }
         Some(RecvWr { raw })
     }
 }
@@ -489,8 +521,13 @@ mod tests {
             next: ptr::from_ref(&last).cast_mut(),
             ..Default::default()
         };
-        // SAFETY: The list consists of two work requests that live until the end of this function.
-        let mut wrs = unsafe { RecvWrs::new(&raw const first) };
+        let device = bindings::ib_device::default();
+        let qp = bindings::ib_qp {
+            device: ptr::from_ref(&device).cast_mut(),
+            ..Default::default()
+        };
+        // SAFETY: The QP, and the list of two work requests, live until the end of this function.
+        let mut wrs = unsafe { RecvWrs::new(RecvQueue::Qp(&raw const qp), &raw const first) };
         assert!(core::ptr::eq(wrs.current(), &raw const first));
         assert!(wrs.next().is_some_and(|wr| wr.sges().is_empty()));
         assert!(core::ptr::eq(wrs.current(), &raw const first));

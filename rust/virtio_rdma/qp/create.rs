@@ -6,6 +6,7 @@
 
 use crate::{
     bindings, cmd,
+    errno::unsupported,
     hca::Hca,
     ib::{
         self,
@@ -17,6 +18,7 @@ use crate::{
         QpLayout,
         WorkRing, //
     },
+    trace::refuse,
     wq::{
         self,
         Transport,
@@ -45,13 +47,29 @@ fn check_cap(hca: &Hca, asked: &bindings::ib_qp_cap) -> Result<bindings::ib_qp_c
         max_inline_data: asked.max_inline_data,
         max_rdma_ctxs: asked.max_rdma_ctxs,
     };
-    if cap.max_send_wr > hca.max_qp_wr()
-        || cap.max_recv_wr > hca.max_qp_wr()
-        || cap.max_send_sge > hca.config().max_send_sge
-        || cap.max_recv_sge > hca.config().max_recv_sge
-        || cap.max_inline_data > hca.config().max_inline_data
-    {
-        return Err(EINVAL);
+    let config = hca.config();
+    for (reason, asked, limit) in [
+        (c"max_send_wr of a QP", cap.max_send_wr, hca.max_qp_wr()),
+        (c"max_recv_wr of a QP", cap.max_recv_wr, hca.max_qp_wr()),
+        (
+            c"max_send_sge of a QP",
+            cap.max_send_sge,
+            config.max_send_sge,
+        ),
+        (
+            c"max_recv_sge of a QP",
+            cap.max_recv_sge,
+            config.max_recv_sge,
+        ),
+        (
+            c"max_inline_data of a QP",
+            cap.max_inline_data,
+            config.max_inline_data,
+        ),
+    ] {
+        if asked > limit {
+            return Err(refuse(EINVAL, reason, asked.into(), limit.into()));
+        }
     }
     Ok(cap)
 }
@@ -75,24 +93,38 @@ fn create_request(
     };
     let has_flags = attr.qp_type == QpType::Ud && hca.config().mcast.is_some();
     let flags = if has_flags { CREATE_FLAGS } else { 0 };
-    if !known || attr.create_flags & !flags != 0 {
-        return Err(crate::errno::unsupported());
+    if !known {
+        let qp_type = attr.qp_type as u64;
+        let reason = c"a QP of a type that the device does not have";
+        return Err(refuse(unsupported(), reason, qp_type, 0));
+    }
+    if attr.create_flags & !flags != 0 {
+        let (asked, known) = (attr.create_flags.into(), flags.into());
+        return Err(refuse(unsupported(), c"create_flags of a QP", asked, known));
     }
     let mut cap = check_cap(hca, &attr.cap)?;
     let initiator = attr.qp_type == QpType::XrcIni;
     if attr.srq.is_some() && (initiator || attr.qp_type == QpType::Gsi) {
-        return Err(EINVAL);
+        let qp_type = attr.qp_type as u64;
+        return Err(refuse(
+            EINVAL,
+            c"a QP of a type that has no SRQ",
+            qp_type,
+            0,
+        ));
     }
     if attr.srq.is_some() || initiator {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
     let recv_cq = match attr.recv_cq {
         _ if initiator => None,
-        cq => Some(cq.ok_or(EINVAL)?),
+        cq => Some(cq.ok_or_else(|| missing(c"a QP without a CQ of receives"))?),
     };
-    let send_cq = attr.send_cq.ok_or(EINVAL)?;
+    let send_cq = attr.send_cq;
+    let send_cq = send_cq.ok_or_else(|| missing(c"a QP without a CQ of sends"))?;
+    let pd = attr.pd.ok_or_else(|| missing(c"a QP without a PD"))?;
     let request = bindings::virtio_rdma_cmd_create_qp {
-        pdn: attr.pd.ok_or(EINVAL)?.number().to_le(),
+        pdn: pd.number().to_le(),
         qp_type: attr.qp_type as u8,
         sq_sig_type: u8::from(!attr.signal_all),
         create_flags: attr.create_flags as u8,
@@ -106,6 +138,11 @@ fn create_request(
         ..bindings::virtio_rdma_cmd_create_qp::zeroed()
     };
     Ok((request, cap))
+}
+
+/// Returns the error for an object that is missing.
+fn missing(reason: &'static CStr) -> Error {
+    refuse(EINVAL, reason, 0, 0)
 }
 
 /// Returns the device's number of a CQ.
@@ -276,13 +313,40 @@ fn new_program_rings(
     let srqn = attr.srq_number();
     let has_none = srqn.is_some() || attr.qp_type == QpType::XrcIni;
     let no_rq = (attr.cap.max_recv_wr == 0 || has_none) && layout.rq.depth == 0;
-    if layout.sq.depth < cap.max_send_wr
-        || layout.rq.depth < cap.max_recv_wr && !no_rq
-        || layout.rq.depth != 0 && has_none
-        || layout.sq.depth.max(layout.rq.depth) > hca.max_qp_wr()
-        || !ring::is_region(asked.buf_addr, asked.buf_len)
-    {
-        return Err(EINVAL);
+    let (sq, rq, max) = (layout.sq.depth, layout.rq.depth, hca.max_qp_wr());
+    for (wrong, reason, number, limit) in [
+        (
+            sq < cap.max_send_wr,
+            c"a send ring that is too small",
+            sq,
+            cap.max_send_wr,
+        ),
+        (
+            rq < cap.max_recv_wr && !no_rq,
+            c"a receive ring that is too small",
+            rq,
+            cap.max_recv_wr,
+        ),
+        (
+            rq != 0 && has_none,
+            c"a receive ring of a QP that has none",
+            rq,
+            0,
+        ),
+        (
+            sq.max(rq) > max,
+            c"a ring that is too large",
+            sq.max(rq),
+            max,
+        ),
+    ] {
+        if wrong {
+            return Err(refuse(EINVAL, reason, number.into(), limit.into()));
+        }
+    }
+    if !ring::is_region(asked.buf_addr, asked.buf_len) {
+        let reason = c"rings that are not made of whole pages";
+        return Err(refuse(EINVAL, reason, asked.buf_addr, asked.buf_len));
     }
     cap.max_send_wr = layout.sq.depth;
     cap.max_recv_wr = layout.rq.depth;
@@ -310,11 +374,13 @@ fn new_program_rings(
 pub(super) fn new_xrc_target(hca: &Arc<Hca>, attr: &ib::QpInitAttr<'_, Hca>) -> Result<Parts> {
     attr.udata.as_ref().map_or(Ok(()), ib::Udata::no_request)?;
     if !hca.config().xrc || attr.create_flags != 0 {
-        return Err(crate::errno::unsupported());
+        let reason = c"an XRC target of a device without XRC, or with create_flags";
+        return Err(refuse(unsupported(), reason, attr.create_flags.into(), 0));
     }
-    let xrcd = attr.xrcd.ok_or(EINVAL)?;
+    let xrcd = attr.xrcd;
+    let xrcd = xrcd.ok_or_else(|| missing(c"an XRC target without an XRC domain"))?;
     if attr.srq.is_some() {
-        return Err(EINVAL);
+        return Err(refuse(EINVAL, c"an XRC target with an SRQ", 0, 0));
     }
     let request = bindings::virtio_rdma_cmd_create_ring_qp {
         base: bindings::virtio_rdma_cmd_create_qp {
