@@ -17,9 +17,8 @@ limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-b
 fuzz_cargo = cd $(device)/fuzz && CARGO_TARGET_DIR=$(build)/cargo-fuzz $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
-# The suites that "make test" runs. There are also qemu, arm64, ulp, ulp-faults, tools, pyverbs, roce, operate,
-# programs and containers; and ulp, ulp-faults, operate, tools and pyverbs with debug- in front.
-T ?= host uml stock debug
+# The suites that "make test" runs: host, uml, stock, debug, and what is in turn, unless T names others.
+T ?=
 
 # What "make fuzz" runs, for how many seconds each, or one INPUT once again.
 F ?= engine image nic ring roce vfio_user vhost_user vxlan wire
@@ -96,17 +95,23 @@ bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: 
 	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 
 .PHONY: test
-test: ## all suites but qemu, ulp, ulp-faults, tools, roce, operate, programs, containers, pyverbs and arm64; T="host uml qemu stock debug ulp tools programs pyverbs debug-ulp ..." some of them
+test: ## the suites host, uml, stock, debug, and a share of another in turn (TURN=NAME|none); T="uml ulp ..." names suites
 	@$(top)/tools/test/run $(T)
+
+.PHONY: test-all
+test-all: ## every suite, whole and one after the other
+	@$(top)/tools/test/run all
 
 .PHONY: tsan
 tsan: ## the provider's tests in which threads meet, under ThreadSanitizer
 	@$(provider) tsan
 
-.PHONY: loom
-loom: ## what device, provider and their threads see of each other, in each order that a processor allows
+.PHONY: loom loom-device loom-provider
+loom: loom-device loom-provider ## what device, provider and their threads see of each other, in each order that a processor allows
+loom-device:
 	@$(device_cargo) env RUSTFLAGS='--cfg loom' CARGO_PROFILE_TEST_OPT_LEVEL=1 \
 		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p ring -p scheduler -p virtio-rdmad --lib --bins orders::
+loom-provider:
 	@$(provider) loom
 
 .PHONY: schedules

@@ -30,11 +30,12 @@ step() {
 prepare() {
 	local kernel=$1
 	step buildroot "build root" "$top/tools/vm/buildroot"
+	# First, as it takes longest where nothing is built, and others may wait for it.
+	step "kernel-$kernel" "kernel $kernel" "$top/tools/vm/kernel" "$kernel"
+	kernel_dir=$result
 	step device "virtio-rdmad" make -s -C "$top" device
 	step guest "guest image" "$top/tools/vm/guest" --image
 	image=$result
-	step "kernel-$kernel" "kernel $kernel" "$top/tools/vm/kernel" "$kernel"
-	kernel_dir=$result
 	step "module-$kernel" "virtio_rdma.ko for $kernel" "$top/tools/vm/module" "$kernel"
 	step provider "libvirtio_rdma" make -s -C "$top" provider
 }

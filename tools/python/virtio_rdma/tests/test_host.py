@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The suite host: unit, property and fuzz tests of the device and the provider, those under a model of memory, and
-the checks of the sources. The tests of this package belong to it as well."""
+"""The suite host: unit, property and fuzz tests of the device and the provider, and the checks of the sources. The
+tests of this package belong to it as well. The checks that need the kernel for user-mode Linux are last: where nothing
+is built yet, the suite begins before that kernel is there."""
 
 import os
-import re
 import subprocess
 
 import pytest
 
 from virtio_rdma.common import BUILD, TOP
+from virtio_rdma.tests import cargo
+from virtio_rdma.tests.cargo import LAST_LINES
 
 # Fuzz targets, and with how many inputs each is run here: some seconds' worth.
 FUZZ = {"engine": 4000, "image": 4000, "nic": 20000, "ring": 20000, "roce": 100000, "vfio_user": 12000,
@@ -21,26 +23,20 @@ KERNEL_C = ["rust/helpers/helpers.c", "rust/helpers/trace.c", "include/virtio_rd
                 "late_pd.c", "slow_poll.c"))]
 # Trace events have a layout of their own, which --strict does not know.
 TRACE_EVENTS = "include/virtio_rdma_trace.h"
-LIBTEST = re.compile(r"^test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
-RUNNING = re.compile(r"^\s*(?:Running|Doc-tests) (?:unittests )?(\S+)(?: \(\S*/(\S+)-[0-9a-f]+\))?")
-# Lines of a failed command that are shown.
-LAST_LINES = 60
-DEVICE = os.path.join(TOP, "tools/virtio-rdmad")
+# How many turns "make test" has.
+TURNS = 10
 LIMITS = os.path.join(TOP, "tools/bench/limits")
 PYTHON = os.path.join(TOP, "tools/python")
 # Programs in Python whose names do not say that.
-HOOKS = [os.path.join(DEVICE, "examples", name) for name in ("libvirt/virtio-rdma", "kubevirt/on-define-domain")]
+HOOKS = [os.path.join(cargo.DEVICE, "examples", name) for name in ("libvirt/virtio-rdma", "kubevirt/on-define-domain")]
 # The workspaces, each with the command that runs its tests, its directory and its environment.
 CARGO = {
-    "device": (["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], DEVICE,
-               {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad")}),
-    # The devices of the engine's tests lose all that they know, and take it up again, whenever they rest.
-    "upgrades": (["cargo", "test", "--locked", "-p", "engine", "--lib", "tests::"], DEVICE,
-                 {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad"), "UPGRADES": "1",
-                  "SCHEDULES": "0..200"}),
+    "device": (["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], cargo.DEVICE, cargo.OF_DEVICE),
+    # The devices of these tests lose all that they know, and take it up again, whenever they rest.
+    "upgrades": (["cargo", "test", "--locked", "-p", "engine", "--lib", "--", "tests::image", "tests::schedules"],
+                 cargo.DEVICE, cargo.OF_DEVICE | {"UPGRADES": "1", "SCHEDULES": "0..200"}),
     "provider": (["make", "-s", "-C", "tools/provider", "test"], TOP, {}),
     "limits": (["cargo", "test", "--locked"], LIMITS, {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-bench")}),
-    "loom": (["make", "-s", "loom"], TOP, {}),
 }
 
 
@@ -56,37 +52,13 @@ def succeeds(argv, directory=TOP, env=None, quiet=False):
 
 @pytest.mark.parametrize("workspace", CARGO)
 def test_cargo(workspace, results):
-    """Each test of a cargo workspace is a result of its own."""
-    argv, directory, env = CARGO[workspace]
-    with subprocess.Popen(argv, cwd=directory, env={**os.environ, **env, "CARGO_TERM_QUIET": "false"},
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          encoding="utf-8", errors="replace") as process:
-        binary, before = workspace, results.failed
-        last: list[str] = []
-        for line in process.stdout or ():
-            running, test = RUNNING.match(line), LIBTEST.match(line)
-            if running:
-                binary = f"{workspace}: {running[2] or running[1]}"
-            elif test:
-                skip = (test[3] or "no reason given") if test[2] == "ignored" else None
-                results.result(f"{binary}: {test[1]}", test[2] != "FAILED", skip)
-            else:
-                last = last[-LAST_LINES:] + [line]
-    if process.returncode:
-        results.note("".join(last))
-    assert results.failed > before or not process.returncode, f"{workspace}: cargo test ends early"
-
-
-def test_module_builds_for_um_without_a_warning():
-    # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
-    succeeds(["bash", "-c", "rm -rf build/modules/warnings && tools/vm/module um MO=$PWD/build/modules/warnings "
-              ">/dev/null"], quiet=True)
+    cargo.run(results, workspace, *CARGO[workspace])
 
 
 @pytest.mark.parametrize("target", FUZZ)
 def test_fuzz(target, tmp_path):
     """A fuzz target with its corpus and inputs made of it, the same each time."""
-    package = os.path.join(DEVICE, "fuzz")
+    package = os.path.join(cargo.DEVICE, "fuzz")
     found = os.path.join(BUILD, "fuzz")
     os.makedirs(found, exist_ok=True)
     subprocess.run(["corpus/pack", "-u", target, tmp_path], cwd=package, check=True)
@@ -94,14 +66,6 @@ def test_fuzz(target, tmp_path):
     succeeds(["cargo", "run", "--release", "--locked", "--bin", target, "--", f"-runs={FUZZ[target]}", "-seed=1",
               "-timeout=120", f"-artifact_prefix={found}/{target}-", str(tmp_path)], package,
              {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-fuzz")})
-
-
-def test_checkpatch():
-    kernel = subprocess.run(["tools/vm/kernel", "um"], cwd=TOP, check=True, stdout=subprocess.PIPE,
-                            encoding="utf-8").stdout.strip()
-    checkpatch = [os.path.join(kernel, "source/scripts/checkpatch.pl"), "--no-tree", "--quiet"]
-    succeeds([*checkpatch, "--strict", "-f", *KERNEL_C], quiet=True)
-    succeeds([*checkpatch, "-f", TRACE_EVENTS], quiet=True)
 
 
 @pytest.mark.parametrize("arguments", [["Documentation/layout.md"], ["--user", "Documentation/user-abi.md"],
@@ -150,15 +114,6 @@ def test_floors_finds_what_is_planted(sources, found, tmp_path):
     assert done.returncode == bool(found)
 
 
-def test_the_driver_in_a_kernel_tree():
-    succeeds(["tools/vm/in-tree", "m"])
-
-
-@pytest.mark.parametrize("target", ["clippy", "rustfmtcheck", "rustdoc"])
-def test_make(target):
-    succeeds(["make", "-s", target])
-
-
 def test_shellcheck():
     scripts = subprocess.run(
         ["git", "-c", f"safe.directory={TOP}", "grep", "-lE", "^#!/bin/(ba)?sh"], cwd=TOP, check=True,
@@ -171,3 +126,59 @@ def test_shellcheck():
 def test_python(tool):
     """The checks of this package, of what guests run for it, and of hooks."""
     succeeds(["python3", "-m", *tool, "virtio_rdma"], PYTHON)
+
+
+def turn(count):
+    """Returns the name and the share of what is in turn at a commit, and its suites with their variables."""
+    first, *lines = subprocess.run(["tools/test/turn", str(count)], cwd=TOP, check=True, stdout=subprocess.PIPE,
+                                   encoding="utf-8").stdout.splitlines()
+    return first.split(" (")[0], [[word.strip() for word in line.split(";")] for line in lines]
+
+
+def test_each_suite_has_its_turn():
+    """Ten commits in a row have all turns, and a turn all its shares in as many rounds. Each suite that "make test"
+    does not have is in one."""
+    rounds = [[turn(count) for count in range(first, first + TURNS)] for first in range(0, 10 * TURNS, TURNS)]
+    for each in rounds:
+        assert len({name.split(",")[0] for name, _ in each}) == TURNS
+    chosen = dict(share for each in rounds for share in each)
+    with open(os.path.join(TOP, "tools/test/turns"), encoding="ascii") as file:
+        lines = [line for line in file if not line.startswith(("#", "\n"))]
+    assert sum(map(len, chosen.values())) == len(lines)
+    suites = subprocess.run(["tools/test/run", "--list"], cwd=TOP, check=True, stdout=subprocess.PIPE,
+                            encoding="utf-8").stdout.split()
+    in_turn = {suite for share in chosen.values() for suite, *_ in share}
+    assert set(suites) - in_turn == {"host", "uml", "stock", "debug"}
+    variables = {word.split("=")[0] for share in chosen.values() for _, *words in share for word in words}
+    assert variables == {"K", "ONLY", "VMM"}
+
+
+@pytest.fixture(scope="session")
+def kernel():
+    """The directory of the kernel for user-mode Linux, once it is there."""
+    return subprocess.run(["tools/vm/kernel", "um"], cwd=TOP, check=True, stdout=subprocess.PIPE,
+                          encoding="utf-8").stdout.strip()
+
+
+def test_checkpatch(kernel):
+    checkpatch = [os.path.join(kernel, "source/scripts/checkpatch.pl"), "--no-tree", "--quiet"]
+    succeeds([*checkpatch, "--strict", "-f", *KERNEL_C], quiet=True)
+    succeeds([*checkpatch, "-f", TRACE_EVENTS], quiet=True)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_module_builds_for_um_without_a_warning():
+    # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
+    succeeds(["bash", "-c", "rm -rf build/modules/warnings && tools/vm/module um MO=$PWD/build/modules/warnings "
+              ">/dev/null"], quiet=True)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_the_driver_in_a_kernel_tree():
+    succeeds(["tools/vm/in-tree", "m"])
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("target", ["clippy", "rustfmtcheck", "rustdoc"])
+def test_make(target):
+    succeeds(["make", "-s", target])
