@@ -147,6 +147,15 @@ clippy: ## lint all Rust, the kernel part with the kernel's own rules
 	@$(fuzz_cargo) cargo clippy --release --locked -- -D warnings
 	@$(provider) clippy
 
+# What cargo-deny checks; C=advisories fetches the RustSec advisory database.
+C ?= licenses bans sources
+.PHONY: deny
+deny: ## licences and sources of all crates that are used; C=advisories: known vulnerabilities, from the network
+	@for crates in $(device) $(device)/fuzz $(top)/tools/provider $(top)/tools/bench/limits; do \
+		$(enter) $$($(vm)/python-packages)/bin/cargo-deny --locked --log-level error --config $(top)/tools/deny.toml \
+			--manifest-path $$crates/Cargo.toml check --hide-inclusion-graph $(C) || exit; \
+	done
+
 .PHONY: rustfmt
 rustfmt: ## format all Rust
 	@$(vm)/rustfmt

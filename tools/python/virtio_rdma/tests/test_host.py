@@ -114,6 +114,10 @@ def test_floors_finds_what_is_planted(sources, found, tmp_path):
     assert done.returncode == bool(found)
 
 
+def test_deny():
+    succeeds(["make", "-s", "deny"])
+
+
 def test_shellcheck():
     scripts = subprocess.run(
         ["git", "-c", f"safe.directory={TOP}", "grep", "-lE", "^#!/bin/(ba)?sh"], cwd=TOP, check=True,
