@@ -202,20 +202,20 @@ mod tests {
     const QPN: u32 = 5;
 
     /// An extended CQ, a QP that completes to it, and the device.
-    struct Bench {
+    struct Testbed {
         device: Completer,
         registration: Option<Registration>,
         cq: Owned<Cq>,
         context: Owned<Context>,
     }
 
-    impl Bench {
+    impl Testbed {
         fn new(depth: u32, flags: u32) -> Self {
             let context = objects::context();
             let cq = objects::cq_ex(CqRing::new(depth).unwrap(), flags, &context);
-            let mut bench = Self { device: Completer::of(&cq), registration: None, cq, context };
-            bench.registration = Some(bench.register(QPN));
-            bench
+            let mut testbed = Self { device: Completer::of(&cq), registration: None, cq, context };
+            testbed.registration = Some(testbed.register(QPN));
+            testbed
         }
 
         fn register(&self, number: u32) -> Registration {
@@ -268,18 +268,18 @@ mod tests {
 
     #[test]
     fn each_completion_once_and_in_order() {
-        let mut bench = Bench::new(32, 0);
+        let mut testbed = Testbed::new(32, 0);
         let mut expected = 0;
         for round in 0..100 {
-            assert_eq!(bench.start(), Errno::ENOENT.get());
+            assert_eq!(testbed.start(), Errno::ENOENT.get());
             let count = 1 + round % 32;
-            (0..count).for_each(|_| assert!(bench.complete_next()));
-            assert_eq!((bench.start(), bench.wr_id()), (0, expected));
+            (0..count).for_each(|_| assert!(testbed.complete_next()));
+            assert_eq!((testbed.start(), testbed.wr_id()), (0, expected));
             for wr_id in expected + 1..expected + count {
-                assert_eq!((bench.next(), bench.wr_id()), (0, wr_id));
+                assert_eq!((testbed.next(), testbed.wr_id()), (0, wr_id));
             }
-            assert_eq!(bench.next(), Errno::ENOENT.get());
-            bench.end();
+            assert_eq!(testbed.next(), Errno::ENOENT.get());
+            testbed.end();
             expected += count;
         }
     }
@@ -288,69 +288,69 @@ mod tests {
     /// in a CQ that has as many CQEs as there are work requests.
     #[test]
     fn completions_make_room_before_the_end() {
-        let mut bench = Bench::new(4, 0);
-        (0..4).for_each(|_| assert!(bench.complete_next()));
-        assert!(!bench.complete_next());
-        assert_eq!(bench.start(), 0);
+        let mut testbed = Testbed::new(4, 0);
+        (0..4).for_each(|_| assert!(testbed.complete_next()));
+        assert!(!testbed.complete_next());
+        assert_eq!(testbed.start(), 0);
         for wr_id in 0..100 {
-            assert_eq!(bench.wr_id(), wr_id);
-            assert!(bench.complete_next());
-            assert!(!bench.complete_next());
-            assert_eq!(bench.next(), 0);
+            assert_eq!(testbed.wr_id(), wr_id);
+            assert!(testbed.complete_next());
+            assert!(!testbed.complete_next());
+            assert_eq!(testbed.next(), 0);
         }
-        bench.end();
+        testbed.end();
     }
 
     /// A thread has the CQ from the first completion to ibv_end_poll(), and does not have it if
     /// there is no completion.
     #[test]
     fn one_thread_from_start_to_end() {
-        let mut bench = Bench::new(4, 0);
-        assert_eq!(bench.start(), Errno::ENOENT.get());
-        assert!(bench.is_open());
+        let mut testbed = Testbed::new(4, 0);
+        assert_eq!(testbed.start(), Errno::ENOENT.get());
+        assert!(testbed.is_open());
         // SAFETY: as ibv_create_cq_ex(3) has it.
         let unknown = unsafe {
             let mut attr = ibv_poll_cq_attr { comp_mask: 1 };
-            (*bench.ex()).start_poll.unwrap()(bench.ex(), &mut attr)
+            (*testbed.ex()).start_poll.unwrap()(testbed.ex(), &mut attr)
         };
         assert_eq!(unknown, Errno::EINVAL.get());
-        assert!(bench.complete_next() && bench.complete_next());
-        assert_eq!(bench.start(), 0);
-        assert_eq!((bench.next(), bench.next()), (0, Errno::ENOENT.get()));
-        assert!(!bench.is_open());
-        bench.end();
-        assert!(bench.is_open());
+        assert!(testbed.complete_next() && testbed.complete_next());
+        assert_eq!(testbed.start(), 0);
+        assert_eq!((testbed.next(), testbed.next()), (0, Errno::ENOENT.get()));
+        assert!(!testbed.is_open());
+        testbed.end();
+        assert!(testbed.is_open());
     }
 
     /// The thread that polls arms the CQ and destroys a QP meanwhile. It continues with the CQEs that
     /// are still in the CQ.
     #[test]
     fn no_wait_for_oneself() {
-        let mut bench = Bench::new(8, 0);
-        let other = bench.register(9);
+        let mut testbed = Testbed::new(8, 0);
+        let other = testbed.register(9);
         for qp_num in [QPN, 9, QPN, 9] {
             let wr_id = qp_num.into();
-            assert!(bench.complete(virtio_rdma_ring_cqe { wr_id, qp_num, ..Default::default() }));
+            assert!(testbed.complete(virtio_rdma_ring_cqe { wr_id, qp_num, ..Default::default() }));
         }
-        assert_eq!((bench.start(), bench.wr_id()), (0, QPN.into()));
-        assert_eq!(cq::req_notify(bench.cq.as_ref(), false), Ok(()));
-        assert!(bench.device.event(false));
+        assert_eq!((testbed.start(), testbed.wr_id()), (0, QPN.into()));
+        assert_eq!(cq::req_notify(testbed.cq.as_ref(), false), Ok(()));
+        assert!(testbed.device.event(false));
         drop(other);
-        assert_eq!((bench.next(), bench.wr_id()), (0, QPN.into()));
-        assert_eq!(bench.next(), Errno::ENOENT.get());
-        bench.end();
-        assert!(bench.is_open());
+        assert_eq!((testbed.next(), testbed.wr_id()), (0, QPN.into()));
+        assert_eq!(testbed.next(), Errno::ENOENT.get());
+        testbed.end();
+        assert!(testbed.is_open());
     }
 
     #[test]
     fn a_device_that_is_gone() {
-        let mut bench = Bench::new(4, 0);
-        assert!(bench.complete_next());
-        bench.device.close();
-        assert_eq!((bench.start(), bench.next()), (0, Errno::EIO.get()));
-        bench.end();
-        assert_eq!(bench.start(), Errno::EIO.get());
-        assert!(bench.is_open());
+        let mut testbed = Testbed::new(4, 0);
+        assert!(testbed.complete_next());
+        testbed.device.close();
+        assert_eq!((testbed.start(), testbed.next()), (0, Errno::EIO.get()));
+        testbed.end();
+        assert_eq!(testbed.start(), Errno::EIO.get());
+        assert!(testbed.is_open());
     }
 
     #[test]
@@ -358,8 +358,8 @@ mod tests {
         let stamps =
             IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         for flags in [0, stamps] {
-            let mut bench = Bench::new(4, flags);
-            assert!(bench.complete(virtio_rdma_ring_cqe {
+            let mut testbed = Testbed::new(4, flags);
+            assert!(testbed.complete(virtio_rdma_ring_cqe {
                 wr_id: 1,
                 status: 10,
                 opcode: 128,
@@ -372,8 +372,8 @@ mod tests {
                 wc_flags: VIRTIO_RDMA_WC_GRH | VIRTIO_RDMA_WC_WITH_IMM,
                 ..Default::default()
             }));
-            assert_eq!(bench.start(), 0);
-            let at = bench.ex();
+            assert_eq!(testbed.start(), 0);
+            let at = testbed.ex();
             // SAFETY: as ibv_create_cq_ex(3) has it.
             unsafe {
                 let cq = &*at;
@@ -391,7 +391,7 @@ mod tests {
                 assert_eq!(cq.read_completion_ts.unwrap()(at) != 0, flags != 0);
                 assert_eq!(cq.read_completion_wallclock_ns.unwrap()(at) != 0, flags != 0);
             }
-            bench.end();
+            testbed.end();
         }
     }
 }

@@ -264,14 +264,14 @@ mod tests {
     const DEPTH: u32 = 8;
 
     /// A QP whose device sleeps, and a kernel that may fail.
-    struct Bench {
+    struct Testbed {
         qp: Owned<Qp>,
         harness: Harness,
         kernel: Box<Kernel>,
         context: Owned<Context>,
     }
 
-    impl Bench {
+    impl Testbed {
         fn new() -> Self {
             let context = objects::context();
             let kernel = Box::<Kernel>::default();
@@ -326,105 +326,105 @@ mod tests {
     /// The program does not see that the kernel has no memory for a moment.
     #[test]
     fn a_command_is_repeated() {
-        let bench = Bench::new();
-        bench.sleep();
-        bench.kernel.fail(TRIES - 1, ENOMEM);
-        assert_eq!((bench.send(), bench.posted()), (Ok(()), (1, 0)));
-        assert_eq!((bench.kernel.take_rung(), bench.owes()), (1, false));
+        let testbed = Testbed::new();
+        testbed.sleep();
+        testbed.kernel.fail(TRIES - 1, ENOMEM);
+        assert_eq!((testbed.send(), testbed.posted()), (Ok(()), (1, 0)));
+        assert_eq!((testbed.kernel.take_rung(), testbed.owes()), (1, false));
     }
 
     /// Posting does not fail for a work request that the device can see.
     #[test]
     fn what_is_published_is_posted() {
         for errno in [ENOMEM, EBUSY, EACCES, EINTR, EINVAL] {
-            let bench = Bench::new();
-            bench.sleep();
-            bench.kernel.fail(2 * TRIES, errno);
-            assert_eq!((bench.send(), bench.recv()), (Ok(()), Ok(())));
-            assert_eq!((bench.posted(), bench.kernel.take_rung()), ((1, 1), 0));
-            assert!(bench.owes());
+            let testbed = Testbed::new();
+            testbed.sleep();
+            testbed.kernel.fail(2 * TRIES, errno);
+            assert_eq!((testbed.send(), testbed.recv()), (Ok(()), Ok(())));
+            assert_eq!((testbed.posted(), testbed.kernel.take_rung()), ((1, 1), 0));
+            assert!(testbed.owes());
         }
     }
 
     #[test]
     fn a_device_that_is_gone_is_an_error() {
         for (errno, answer) in [(EIO, Errno::EIO), (ENODEV, Errno::ENODEV)] {
-            let bench = Bench::new();
-            bench.sleep();
-            bench.kernel.fail(9, errno);
-            assert_eq!((bench.send(), bench.recv()), (Err(answer), Err(answer)));
+            let testbed = Testbed::new();
+            testbed.sleep();
+            testbed.kernel.fail(9, errno);
+            assert_eq!((testbed.send(), testbed.recv()), (Err(answer), Err(answer)));
             // The next one asks again.
-            assert_eq!((bench.send(), bench.owes()), (Err(answer), false));
+            assert_eq!((testbed.send(), testbed.owes()), (Err(answer), false));
         }
     }
 
     #[test]
     fn the_next_post_rings() {
-        let bench = Bench::new();
-        bench.sleep();
-        bench.kernel.fail(TRIES, ENOMEM);
-        assert_eq!((bench.send(), bench.kernel.take_rung()), (Ok(()), 0));
-        assert_eq!((bench.send(), bench.kernel.take_rung()), (Ok(()), 1));
-        assert_eq!((bench.send(), bench.kernel.take_rung()), (Ok(()), 0));
+        let testbed = Testbed::new();
+        testbed.sleep();
+        testbed.kernel.fail(TRIES, ENOMEM);
+        assert_eq!((testbed.send(), testbed.kernel.take_rung()), (Ok(()), 0));
+        assert_eq!((testbed.send(), testbed.kernel.take_rung()), (Ok(()), 1));
+        assert_eq!((testbed.send(), testbed.kernel.take_rung()), (Ok(()), 0));
     }
 
     /// A program that waits for a completion polls, or asks for an event before it sleeps.
     #[test]
     fn a_poll_and_a_request_for_an_event_ring() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         for round in 0..2 {
-            bench.sleep();
-            bench.kernel.fail(2 * TRIES, ENOMEM);
-            assert_eq!((bench.send(), bench.recv()), (Ok(()), Ok(())));
-            bench.kernel.fail(2, ENOMEM);
+            testbed.sleep();
+            testbed.kernel.fail(2 * TRIES, ENOMEM);
+            assert_eq!((testbed.send(), testbed.recv()), (Ok(()), Ok(())));
+            testbed.kernel.fail(2, ENOMEM);
             if round == 0 {
-                assert_eq!((bench.poll(), bench.kernel.take_rung()), (Ok(0), 0));
-                assert_eq!((bench.poll(), bench.kernel.take_rung()), (Ok(0), 2));
-                assert_eq!((bench.poll(), bench.kernel.take_rung()), (Ok(0), 0));
+                assert_eq!((testbed.poll(), testbed.kernel.take_rung()), (Ok(0), 0));
+                assert_eq!((testbed.poll(), testbed.kernel.take_rung()), (Ok(0), 2));
+                assert_eq!((testbed.poll(), testbed.kernel.take_rung()), (Ok(0), 0));
             } else {
-                assert_eq!(cq::req_notify(bench.cq(), false), Err(Errno::ENOMEM));
+                assert_eq!(cq::req_notify(testbed.cq(), false), Err(Errno::ENOMEM));
                 assert_eq!(
-                    (cq::req_notify(bench.cq(), false), bench.kernel.take_rung()),
+                    (cq::req_notify(testbed.cq(), false), testbed.kernel.take_rung()),
                     (Ok(()), 2)
                 );
                 assert_eq!(
-                    (cq::req_notify(bench.cq(), false), bench.kernel.take_rung()),
+                    (cq::req_notify(testbed.cq(), false), testbed.kernel.take_rung()),
                     (Ok(()), 0)
                 );
             }
-            assert!(!bench.owes());
+            assert!(!testbed.owes());
         }
     }
 
     /// If doorbells will never ring, polling returns the error.
     #[test]
     fn a_poll_says_why_nothing_comes() {
-        let bench = Bench::new();
-        bench.sleep();
-        bench.kernel.fail(u32::MAX, EACCES);
-        assert_eq!(bench.send(), Ok(()));
-        assert_eq!(bench.poll(), Err(Errno::EACCES));
-        bench.kernel.fail(u32::MAX, EIO);
-        assert_eq!(bench.poll(), Err(Errno::EIO));
+        let testbed = Testbed::new();
+        testbed.sleep();
+        testbed.kernel.fail(u32::MAX, EACCES);
+        assert_eq!(testbed.send(), Ok(()));
+        assert_eq!(testbed.poll(), Err(Errno::EACCES));
+        testbed.kernel.fail(u32::MAX, EIO);
+        assert_eq!(testbed.poll(), Err(Errno::EIO));
         // The list forgets a doorbell if the kernel does not know its object any more.
-        bench.kernel.fail(1, EINVAL);
-        assert_eq!((bench.poll(), bench.owes()), (Ok(0), false));
+        testbed.kernel.fail(1, EINVAL);
+        assert_eq!((testbed.poll(), testbed.owes()), (Ok(0), false));
     }
 
     /// A doorbell leaves the list when its object is destroyed, wherever it stands there.
     #[test]
     fn destroyed_queues_owe_nothing() {
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]] {
-            let mut bench = Bench::new();
+            let mut testbed = Testbed::new();
             let cap = ibv_qp_cap { max_send_wr: 1, max_recv_wr: 1, ..Default::default() };
             let attr = ibv_qp_init_attr_ex { qp_type: IBV_QPT_RC, cap, ..Default::default() };
             let mut qps = [6, 7, 8].map(|number| {
-                let qp = objects::qp(&mut bench.harness, &attr, number);
-                objects::qp_of(&qp, &bench.context, &bench.kernel);
+                let qp = objects::qp(&mut testbed.harness, &attr, number);
+                objects::qp_of(&qp, &testbed.context, &testbed.kernel);
                 Some(qp)
             });
-            let owed = &bench.context.as_ref().private().owed;
-            bench.kernel.fail(u32::MAX, EACCES);
+            let owed = &testbed.context.as_ref().private().owed;
+            testbed.kernel.fail(u32::MAX, EACCES);
             for qp in qps.iter().flatten() {
                 assert_eq!(doorbell::ring(Queue::Send(qp.as_ref()), || {}), Ok(()));
                 assert_eq!(doorbell::ring(Queue::Recv(qp.as_ref()), || {}), Ok(()));
@@ -433,11 +433,11 @@ mod tests {
             }
             for (gone, at) in order.into_iter().enumerate() {
                 qps[at] = None;
-                bench.kernel.fail(0, 0);
-                bench.kernel.take_rung();
+                testbed.kernel.fail(0, 0);
+                testbed.kernel.take_rung();
                 let left = 2 - gone as u32;
-                assert_eq!((owed.settle(), bench.kernel.take_rung()), (Ok(()), 2 * left));
-                bench.kernel.fail(u32::MAX, EACCES);
+                assert_eq!((owed.settle(), testbed.kernel.take_rung()), (Ok(()), 2 * left));
+                testbed.kernel.fail(u32::MAX, EACCES);
                 for qp in qps.iter().flatten() {
                     assert_eq!(doorbell::ring(Queue::Recv(qp.as_ref()), || {}), Ok(()));
                     assert_eq!(doorbell::ring(Queue::Send(qp.as_ref()), || {}), Ok(()));
@@ -448,26 +448,26 @@ mod tests {
 
     #[test]
     fn an_srq_owes_its_doorbell_too() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let srq = srq::tests::srq(DEPTH);
-        objects::srq_of(&srq, &bench.context, &bench.kernel);
+        objects::srq_of(&srq, &testbed.context, &testbed.kernel);
         let wake = Memory::at(srq.as_ref().private().request().buf_addr);
         wake.word(128).store(1, SeqCst);
-        bench.kernel.fail(TRIES, ENOMEM);
+        testbed.kernel.fail(TRIES, ENOMEM);
         let mut wr = ibv_recv_wr::default();
         assert!(srq_recv(srq.as_ref(), list(&mut wr)).is_ok());
         assert_eq!(wake.word(0).load(SeqCst), 1);
-        assert_eq!(bench.kernel.take_rung(), 0);
-        assert_eq!((bench.poll(), bench.kernel.take_rung()), (Ok(0), 1));
+        assert_eq!(testbed.kernel.take_rung(), 0);
+        assert_eq!((testbed.poll(), testbed.kernel.take_rung()), (Ok(0), 1));
         assert!(srq_recv(srq.as_ref(), list(&mut wr)).is_ok());
-        assert_eq!(bench.kernel.take_rung(), 1);
+        assert_eq!(testbed.kernel.take_rung(), 1);
     }
 
     /// Threads that post, poll and destroy while doorbells fail: each doorbell is rung in the end.
     #[test]
     fn threads_settle_together() {
-        let bench = Bench::new();
-        let shared = &Shared(&bench);
+        let testbed = Testbed::new();
+        let shared = &Shared(&testbed);
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(move || {
@@ -486,10 +486,10 @@ mod tests {
                 }
             });
         });
-        bench.kernel.fail(0, 0);
-        bench.kernel.take_rung();
-        let owed = bench.owes();
-        assert_eq!((bench.poll(), bench.kernel.take_rung()), (Ok(0), u32::from(owed)));
-        assert!(!bench.owes());
+        testbed.kernel.fail(0, 0);
+        testbed.kernel.take_rung();
+        let owed = testbed.owes();
+        assert_eq!((testbed.poll(), testbed.kernel.take_rung()), (Ok(0), u32::from(owed)));
+        assert!(!testbed.owes());
     }
 }

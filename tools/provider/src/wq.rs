@@ -255,13 +255,13 @@ mod tests {
     const DEPTH: u32 = 8;
 
     /// A receive queue, and what the device sees of it.
-    struct Bench {
+    struct Testbed {
         region: Region,
         queue: WorkQueue,
         progress: QueueProgress,
     }
 
-    impl Bench {
+    impl Testbed {
         fn new() -> Self {
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
             let region = Region::new(ring.end()).unwrap();
@@ -323,42 +323,42 @@ mod tests {
 
     #[test]
     fn full_queue() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let ids: Vec<u64> = (0..10).collect();
-        assert_eq!(bench.post(&ids, 99), (Some((Errno::ENOMEM, 8)), false));
-        assert_eq!(bench.producer(), 8);
-        bench.progress.set_done(3);
-        assert_eq!(bench.post(&[8, 9], 99), (None, false));
-        assert_eq!(bench.post(&[10, 11], 99), (Some((Errno::ENOMEM, 11)), false));
-        assert_eq!(bench.producer(), 11);
+        assert_eq!(testbed.post(&ids, 99), (Some((Errno::ENOMEM, 8)), false));
+        assert_eq!(testbed.producer(), 8);
+        testbed.progress.set_done(3);
+        assert_eq!(testbed.post(&[8, 9], 99), (None, false));
+        assert_eq!(testbed.post(&[10, 11], 99), (Some((Errno::ENOMEM, 11)), false));
+        assert_eq!(testbed.producer(), 11);
         assert_eq!(
-            (3..11).map(|i| bench.posted(i)).collect::<Vec<_>>(),
+            (3..11).map(|i| testbed.posted(i)).collect::<Vec<_>>(),
             (3..11).collect::<Vec<_>>()
         );
     }
 
     #[test]
     fn invalid_request_stops_behind_its_predecessors() {
-        let bench = Bench::new();
-        assert_eq!(bench.post(&[1], 1), (Some((Errno::EINVAL, 1)), false));
-        assert_eq!(bench.producer(), 0);
-        assert_eq!(bench.post(&[1, 2, 3], 3), (Some((Errno::EINVAL, 3)), false));
-        assert_eq!(bench.producer(), 2);
+        let testbed = Testbed::new();
+        assert_eq!(testbed.post(&[1], 1), (Some((Errno::EINVAL, 1)), false));
+        assert_eq!(testbed.producer(), 0);
+        assert_eq!(testbed.post(&[1, 2, 3], 3), (Some((Errno::EINVAL, 3)), false));
+        assert_eq!(testbed.producer(), 2);
     }
 
     #[test]
     fn doorbell_if_the_device_sleeps() {
-        let bench = Bench::new();
-        bench.memory().word(132).store(1, SeqCst);
+        let testbed = Testbed::new();
+        testbed.memory().word(132).store(1, SeqCst);
         // Without a new work request there is no doorbell.
-        assert_eq!(bench.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
-        assert_eq!(bench.post(&[1], 99), (None, true));
-        assert_eq!(bench.post(&[1], 99), (None, false));
-        RECV.not_rung(&bench.region);
-        assert_eq!(bench.post(&[2, 3], 3), (Some((Errno::EINVAL, 3)), true));
-        assert_eq!(bench.memory().word(132).load(SeqCst), 0);
-        bench.memory().word(128).store(1, SeqCst);
-        assert_eq!(bench.post(&[4], 99), (None, false));
+        assert_eq!(testbed.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
+        assert_eq!(testbed.post(&[1], 99), (None, true));
+        assert_eq!(testbed.post(&[1], 99), (None, false));
+        RECV.not_rung(&testbed.region);
+        assert_eq!(testbed.post(&[2, 3], 3), (Some((Errno::EINVAL, 3)), true));
+        assert_eq!(testbed.memory().word(132).load(SeqCst), 0);
+        testbed.memory().word(128).store(1, SeqCst);
+        assert_eq!(testbed.post(&[4], 99), (None, false));
     }
 
     /// No work request is lost to a device that goes to sleep (specification, 13.3): either the
@@ -368,8 +368,8 @@ mod tests {
     #[test]
     fn neither_side_misses_the_other() {
         const ROUNDS: u32 = 200_000;
-        let bench = Bench::new();
-        let memory = bench.memory();
+        let testbed = Testbed::new();
+        let memory = testbed.memory();
         let race = &Race::default();
         let missed = thread::scope(|scope| {
             scope.spawn(move || {
@@ -384,10 +384,10 @@ mod tests {
                 }
             });
             device::pin(0);
-            let mut state = bench.queue.state.lock();
+            let mut state = testbed.queue.state.lock();
             let mut missed = 0;
             for round in 1..=ROUNDS {
-                let freed = Freed::Completed(&bench.progress);
+                let freed = Freed::Completed(&testbed.progress);
                 memory.word(WAKE).store(0, SeqCst);
                 state.filled();
                 race.round.store(round, Release);
@@ -395,7 +395,7 @@ mod tests {
                 (0..round % 512).for_each(|step| {
                     hint::black_box(step);
                 });
-                let rings = state.publish(&bench.region, RECV, freed);
+                let rings = state.publish(&testbed.region, RECV, freed);
                 wait_until(&race.device, |word| word >> 1 == round);
                 let saw = race.device.load(Acquire) & 1 != 0;
                 missed += u32::from(!saw && !rings);
@@ -446,36 +446,39 @@ mod tests {
 
     #[test]
     fn wrong_word_of_the_device_leaves_the_queue_full() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let ids: Vec<u64> = (0..8).collect();
-        assert_eq!(bench.post(&ids, 99), (None, false));
+        assert_eq!(testbed.post(&ids, 99), (None, false));
         for wrong in [9, 100, u32::MAX, 1 << 31] {
-            bench.progress.set_done(wrong);
-            assert_eq!(bench.post(&[8], 99), (Some((Errno::ENOMEM, 8)), false));
+            testbed.progress.set_done(wrong);
+            assert_eq!(testbed.post(&[8], 99), (Some((Errno::ENOMEM, 8)), false));
         }
-        bench.progress.set_done(8);
-        assert_eq!(bench.post(&ids, 99), (None, false));
+        testbed.progress.set_done(8);
+        assert_eq!(testbed.post(&ids, 99), (None, false));
     }
 
     #[test]
     fn indices_wrap() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let start = u32::MAX - 2;
-        *bench.queue.state.lock() =
-            State { limit: u32::MAX, ..State::moved(bench.queue.ring(), start) };
-        bench.progress.set_done(u32::MAX - 2);
-        assert_eq!(bench.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99), (Some((Errno::ENOMEM, 8)), false));
-        assert_eq!(bench.producer(), 5);
-        assert_eq!(bench.posted(4), 7);
+        *testbed.queue.state.lock() =
+            State { limit: u32::MAX, ..State::moved(testbed.queue.ring(), start) };
+        testbed.progress.set_done(u32::MAX - 2);
+        assert_eq!(
+            testbed.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99),
+            (Some((Errno::ENOMEM, 8)), false)
+        );
+        assert_eq!(testbed.producer(), 5);
+        assert_eq!(testbed.posted(4), 7);
     }
 
     #[test]
     fn reset_empties() {
-        let bench = Bench::new();
-        assert_eq!(bench.post(&(0..8).collect::<Vec<_>>(), 99), (None, false));
-        bench.queue.reset(&bench.region, RECV);
-        assert_eq!(bench.producer(), 0);
-        assert_eq!(bench.post(&(10..18).collect::<Vec<_>>(), 99), (None, false));
-        assert_eq!((bench.producer(), bench.posted(0)), (8, 10));
+        let testbed = Testbed::new();
+        assert_eq!(testbed.post(&(0..8).collect::<Vec<_>>(), 99), (None, false));
+        testbed.queue.reset(&testbed.region, RECV);
+        assert_eq!(testbed.producer(), 0);
+        assert_eq!(testbed.post(&(10..18).collect::<Vec<_>>(), 99), (None, false));
+        assert_eq!((testbed.producer(), testbed.posted(0)), (8, 10));
     }
 }

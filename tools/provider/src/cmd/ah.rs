@@ -38,28 +38,28 @@ pub fn destroy(ah: Ref<'_, ibv_ah>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     /// The address vector of an AH is what the driver answers, byte by byte.
     #[test]
     fn ahs() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let av: [u8; size_of::<virtio_rdma_av>()] = core::array::from_fn(|i| i as u8 + 1);
         let mut attr = ibv_ah_attr { dlid: 3, sl: 4, port_num: 1, ..Default::default() };
-        bench
+        testbed
             .kernel
             .answer(UVERBS_ATTR_UHW_OUT, virtio_rdma_uresp_create_ah { av, ..Default::default() });
-        let got = create(bench.pd.as_ref(), &mut attr, bench.ah.as_ref()).unwrap();
+        let got = create(testbed.pd.as_ref(), &mut attr, testbed.ah.as_ref()).unwrap();
         assert_eq!(bytes(&got), av);
-        let command = bench.command(Write(IB_USER_VERBS_CMD_CREATE_AH));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_CREATE_AH));
         assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of::<virtio_rdma_uresp_create_ah>());
         assert!(!command.input.contains_key(&UVERBS_ATTR_UHW_IN));
         // A driver that keeps the vector does not write to the answer.
-        let got = create(bench.pd.as_ref(), &mut attr, bench.ah.as_ref()).unwrap();
+        let got = create(testbed.pd.as_ref(), &mut attr, testbed.ah.as_ref()).unwrap();
         assert_eq!(bytes(&got), [0; size_of::<virtio_rdma_av>()]);
-        assert_eq!(bench.kernel.take().len(), 1);
-        assert_eq!(destroy(bench.ah.as_ref()), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY));
+        assert_eq!(testbed.kernel.take().len(), 1);
+        assert_eq!(destroy(testbed.ah.as_ref()), Ok(()));
+        let command = testbed.command(Method(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_AH_HANDLE), u64::from(FIRST_HANDLE) + 1);
     }
 }

@@ -125,7 +125,7 @@ pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cmd::bench::*, model::opened::description};
+    use crate::{cmd::testbed::*, model::opened::description};
     use core::ptr;
 
     /// The driver's description of a context is returned as it is, and the command carries nothing of
@@ -137,46 +137,46 @@ mod tests {
             features: 0x1234_5678_9abc_def0,
             ..description(VIRTIO_RDMA_UDATA_PATH_RINGS)
         };
-        let bench = Bench::new();
-        bench.kernel.answer(UVERBS_ATTR_UHW_OUT, said);
-        bench.kernel.answer(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 3u32);
-        let got = get(bench.context()).unwrap();
+        let testbed = Testbed::new();
+        testbed.kernel.answer(UVERBS_ATTR_UHW_OUT, said);
+        testbed.kernel.answer(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 3u32);
+        let got = get(testbed.context()).unwrap();
         assert_eq!(bytes(&got), bytes(&said));
-        let command = bench.kernel.take().remove(0);
+        let command = testbed.kernel.take().remove(0);
         assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT));
         assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of_val(&said));
         assert!(command.input.is_empty());
         // SAFETY: the context is live.
-        assert_eq!(unsafe { (*bench.opened.verbs()).num_comp_vectors }, 3);
+        assert_eq!(unsafe { (*testbed.opened.verbs()).num_comp_vectors }, 3);
 
-        bench.kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, said);
-        bench.kernel.answer(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4u32);
-        let got = query(bench.context()).unwrap();
+        testbed.kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, said);
+        testbed.kernel.answer(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4u32);
+        let got = query(testbed.context()).unwrap();
         assert_eq!(bytes(&got), bytes(&said));
-        let command = bench.kernel.take().remove(0);
+        let command = testbed.kernel.take().remove(0);
         assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT));
         assert_eq!(command.room[&VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP], size_of_val(&said));
         // A kernel that does not know the attribute refuses, and does not leave it zero.
         assert!(command.mandatory.contains(&VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP));
         assert!(command.input.is_empty() && command.is_without_driver());
         // SAFETY: the context is live.
-        assert_eq!(unsafe { (*bench.opened.verbs()).num_comp_vectors }, 4);
+        assert_eq!(unsafe { (*testbed.opened.verbs()).num_comp_vectors }, 4);
     }
 
     /// An older driver answers with fewer fields; the others are zero.
     #[test]
     fn a_shorter_answer_of_an_older_driver() {
-        let bench = Bench::new();
-        bench.kernel.answer(UVERBS_ATTR_UHW_OUT, VIRTIO_RDMA_UDATA_PATH_RINGS);
-        let got = get(bench.context()).unwrap();
+        let testbed = Testbed::new();
+        testbed.kernel.answer(UVERBS_ATTR_UHW_OUT, VIRTIO_RDMA_UDATA_PATH_RINGS);
+        let got = get(testbed.context()).unwrap();
         assert_eq!(bytes(&got), bytes(&description(VIRTIO_RDMA_UDATA_PATH_RINGS)));
     }
 
     #[test]
     fn what_is_asked_of_device_and_port() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let mut port = ibv_port_attr::default();
-        bench.kernel.answer(
+        testbed.kernel.answer(
             UVERBS_ATTR_QUERY_PORT_RESP,
             ib_uverbs_query_port_resp_ex {
                 legacy_resp: ib_uverbs_query_port_resp {
@@ -188,8 +188,8 @@ mod tests {
             },
         );
         // SAFETY: the attributes are there.
-        assert_eq!(unsafe { query_port(bench.context(), 3, &mut port) }, Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT));
+        assert_eq!(unsafe { query_port(testbed.context(), 3, &mut port) }, Ok(()));
+        let command = testbed.command(Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT));
         assert_eq!(command.handle(UVERBS_ATTR_QUERY_PORT_PORT_NUM), 3);
         assert_eq!((port.state, port.gid_tbl_len), (4, 9));
 
@@ -200,13 +200,13 @@ mod tests {
         };
         answer.base.max_qp = 1234;
         answer.base.fw_ver = 5;
-        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
+        testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
         // SAFETY: the attributes are as long.
         let result = unsafe {
-            query_device(bench.context(), ptr::null(), &mut attr, size_of::<ibv_device_attr_ex>())
+            query_device(testbed.context(), ptr::null(), &mut attr, size_of::<ibv_device_attr_ex>())
         };
         assert_eq!((result, attr.orig_attr.max_qp), (Ok(5), 1234));
         let number = IB_USER_VERBS_EX_CMD_QUERY_DEVICE | EXTENDED;
-        assert_eq!(bench.kernel.names(), [Write(number)]);
+        assert_eq!(testbed.kernel.names(), [Write(number)]);
     }
 }

@@ -91,20 +91,23 @@ pub fn destroy(cq: Ref<'_, ibv_cq>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cmd::bench::*, model::device};
+    use crate::{cmd::testbed::*, model::device};
 
     /// The driver is told where the ring is, if there is one.
     #[test]
     fn cqs() {
-        let bench = Bench::new();
-        let mut channel = ibv_comp_channel { context: bench.opened.verbs(), fd: 33, refcnt: 0 };
+        let testbed = Testbed::new();
+        let mut channel = ibv_comp_channel { context: testbed.opened.verbs(), fd: 33, refcnt: 0 };
         for ring in [None, Some(CQ_RING)] {
             for with_channel in [false, true] {
                 // SAFETY: the channel is live.
                 let channel = with_channel.then(|| unsafe { Ref::new(&raw mut channel) });
                 let cq = object::<verbs_cq>();
-                assert_eq!(create(bench.context(), 64, channel, 2, cq.as_ref().cq(), ring), Ok(()));
-                let command = bench.command(Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE));
+                assert_eq!(
+                    create(testbed.context(), 64, channel, 2, cq.as_ref().cq(), ring),
+                    Ok(())
+                );
+                let command = testbed.command(Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE));
                 assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_CQ_CQE), 64);
                 assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_CQ_COMP_VECTOR), 2);
                 let fd = command.input.get(&UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL);
@@ -121,16 +124,16 @@ mod tests {
     /// A CQ that moved has as many CQEs as the kernel answers.
     #[test]
     fn a_cq_moves() {
-        let bench = Bench::new();
-        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, 256u32);
-        assert_eq!(resize(bench.cq(), 128, CQ_RING), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_RESIZE_CQ));
+        let testbed = Testbed::new();
+        testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, 256u32);
+        assert_eq!(resize(testbed.cq(), 128, CQ_RING), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_RESIZE_CQ));
         let core: ib_uverbs_resize_cq = command.core();
         assert_eq!((core.cq_handle, core.cqe), (CQ, 128));
         assert_eq!(command.input[&UVERBS_ATTR_UHW_IN], bytes(&CQ_RING));
         assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of::<virtio_rdma_uresp_resize_cq>());
         // SAFETY: the CQ is live.
-        assert_eq!(unsafe { (*bench.cq().as_ptr()).cqe }, 256);
+        assert_eq!(unsafe { (*testbed.cq().as_ptr()).cqe }, 256);
     }
 
     /// The kernel's answer, with three completions.
@@ -145,7 +148,7 @@ mod tests {
     /// is written.
     #[test]
     fn the_kernel_polls() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let wc = |n: u32| ib_uverbs_wc {
             wr_id: n.into(),
             status: n + 1,
@@ -163,10 +166,10 @@ mod tests {
             ..Default::default()
         };
         let answer = Completions { count: 2, reserved: 0, wc: [wc(20), wc(40), wc(60)] };
-        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
+        testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
         let mut entries = [const { MaybeUninit::zeroed() }; 5];
-        assert_eq!(poll(bench.cq(), &mut entries), Ok(2));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_POLL_CQ));
+        assert_eq!(poll(testbed.cq(), &mut entries), Ok(2));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_POLL_CQ));
         let core: ib_uverbs_poll_cq = command.core();
         assert_eq!((core.cq_handle, core.ne), (CQ, 5));
         let room = size_of::<ib_uverbs_poll_cq_resp>() + 5 * size_of::<ib_uverbs_wc>();
@@ -186,25 +189,25 @@ mod tests {
             assert_eq!(unsafe { entry.assume_init_ref() }.wr_id, 0);
         }
         for errno in [EIO, ENOMEM, EINTR] {
-            bench.kernel.fail(errno);
-            let error = poll(bench.cq(), &mut entries).unwrap_err();
+            testbed.kernel.fail(errno);
+            let error = poll(testbed.cq(), &mut entries).unwrap_err();
             assert_eq!(error.get(), errno as c_int);
         }
     }
 
     #[test]
     fn arming_and_moderation() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         for solicited_only in [false, true] {
-            assert_eq!(req_notify(bench.cq(), solicited_only), Ok(()));
-            let command = bench.command(Write(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ));
+            assert_eq!(req_notify(testbed.cq(), solicited_only), Ok(()));
+            let command = testbed.command(Write(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ));
             let core: ib_uverbs_req_notify_cq = command.core();
             assert_eq!((core.cq_handle, core.solicited_only), (CQ, solicited_only.into()));
         }
         let moderate = ibv_moderate_cq { cq_count: 8, cq_period: 9 };
         let mut attr = ibv_modify_cq_attr { attr_mask: IBV_CQ_ATTR_MODERATE, moderate };
-        assert_eq!(modify(bench.cq(), &mut attr), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_EX_CMD_MODIFY_CQ | EXTENDED));
+        assert_eq!(modify(testbed.cq(), &mut attr), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_EX_CMD_MODIFY_CQ | EXTENDED));
         let core: ib_uverbs_ex_modify_cq = command.core();
         assert_eq!((core.cq_handle, core.attr_mask), (CQ, IBV_CQ_ATTR_MODERATE));
         assert_eq!((core.attr.cq_count, core.attr.cq_period), (8, 9));

@@ -19,6 +19,6 @@ pub mod srq;
 pub mod xrcd;
 
 #[cfg(test)]
-mod bench;
+mod testbed;
 #[cfg(test)]
 mod tests;

@@ -126,29 +126,29 @@ pub fn deregister(mr: Ref<'_, verbs_mr>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     #[test]
     fn mrs() {
-        let bench = Bench::new();
-        let (mr, pd) = (bench.mr.as_ref(), bench.pd.as_ref());
+        let testbed = Testbed::new();
+        let (mr, pd) = (testbed.mr.as_ref(), testbed.pd.as_ref());
         // SAFETY: the MR is live, here and below.
         let handle = || unsafe { (*mr.as_ptr()).ibv_mr.handle };
         // SAFETY: see above.
         let keys = || unsafe { ((*mr.as_ptr()).ibv_mr.lkey, (*mr.as_ptr()).ibv_mr.rkey) };
-        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [77u32, 78, 79]);
+        testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, [77u32, 78, 79]);
         assert_eq!(register(pd, REGION, mr), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_REG_MR));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_REG_MR));
         assert!(command.is_without_driver());
         let core: ib_uverbs_reg_mr = command.core();
         assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
         assert_eq!((core.pd_handle, core.access_flags), (PD, 5));
         assert_eq!((handle(), keys()), (77, (78, 79)));
 
-        bench.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, 5u32);
-        bench.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, 6u32);
+        testbed.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, 5u32);
+        testbed.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, 6u32);
         assert_eq!(register_dmabuf(pd, REGION, 9, mr), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR));
+        let command = testbed.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR));
         assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_OFFSET), 0x1000);
         assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_LENGTH), 0x2000);
         assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_IOVA), 0x3000);
@@ -158,38 +158,38 @@ mod tests {
         assert!(command.is_without_driver());
         assert_eq!((handle(), keys()), (FIRST_HANDLE, (5, 6)));
 
-        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [7u32, 8]);
+        testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, [7u32, 8]);
         let flags = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION;
         assert_eq!(reregister(mr, flags as c_int, Some(pd), REGION), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_REREG_MR));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_REREG_MR));
         let core: ib_uverbs_rereg_mr = command.core();
         assert_eq!((core.mr_handle, core.flags, core.pd_handle), (FIRST_HANDLE, flags, PD));
         assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
         assert_eq!((core.access_flags, keys()), (5, (7, 8)));
 
-        bench.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_LKEY, 9u32);
-        bench.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_RKEY, 10u32);
+        testbed.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_LKEY, 9u32);
+        testbed.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_RKEY, 10u32);
         assert_eq!(query(pd, mr, 55), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR));
+        let command = testbed.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR));
         assert_eq!(command.handle(UVERBS_ATTR_QUERY_MR_HANDLE), 55);
         assert_eq!((handle(), keys()), (55, (9, 10)));
 
         assert_eq!(deregister(mr), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY));
+        let command = testbed.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_MR_HANDLE), 55);
     }
 
     /// The kernel is asked for another PD only where the flags say so, and never without one.
     #[test]
     fn an_mr_changes_its_pd_only_to_one_that_is_there() {
-        let bench = Bench::new();
-        let (mr, change) = (bench.mr.as_ref(), IBV_REREG_MR_CHANGE_PD as c_int);
+        let testbed = Testbed::new();
+        let (mr, change) = (testbed.mr.as_ref(), IBV_REREG_MR_CHANGE_PD as c_int);
         assert_eq!(reregister(mr, change, None, REGION), Err(Errno::EINVAL));
-        assert_eq!(bench.kernel.take().len(), 0);
+        assert_eq!(testbed.kernel.take().len(), 0);
         let access = IBV_REREG_MR_CHANGE_ACCESS as c_int;
-        for pd in [None, Some(bench.pd.as_ref())] {
+        for pd in [None, Some(testbed.pd.as_ref())] {
             assert_eq!(reregister(mr, access, pd, REGION), Ok(()));
-            assert_eq!(bench.kernel.one().core::<ib_uverbs_rereg_mr>().pd_handle, 0);
+            assert_eq!(testbed.kernel.one().core::<ib_uverbs_rereg_mr>().pd_handle, 0);
         }
     }
 }

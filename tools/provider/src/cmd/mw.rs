@@ -26,16 +26,16 @@ pub fn dealloc(mw: Ref<'_, ibv_mw>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     #[test]
     fn windows() {
-        let bench = Bench::new();
-        let mw = bench.mw.as_ref();
+        let testbed = Testbed::new();
+        let mw = testbed.mw.as_ref();
         for mw_type in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
-            bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [21u32, 22]);
-            assert_eq!(alloc(bench.pd.as_ref(), mw_type, mw), Ok(()));
-            let command = bench.command(Write(IB_USER_VERBS_CMD_ALLOC_MW));
+            testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, [21u32, 22]);
+            assert_eq!(alloc(testbed.pd.as_ref(), mw_type, mw), Ok(()));
+            let command = testbed.command(Write(IB_USER_VERBS_CMD_ALLOC_MW));
             let core: ib_uverbs_alloc_mw = command.core();
             assert_eq!((core.pd_handle, u32::from(core.mw_type)), (PD, mw_type));
             // SAFETY: the window is live.
@@ -43,7 +43,7 @@ mod tests {
             assert_eq!((handle, mw.rkey()), (21, 22));
         }
         assert_eq!(dealloc(mw), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY));
+        let command = testbed.command(Method(UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_MW_HANDLE), 21);
     }
 }

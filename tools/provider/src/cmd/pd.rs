@@ -26,21 +26,21 @@ pub fn dealloc(pd: Ref<'_, ibv_pd>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     #[test]
     fn pds() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let pd = object::<ibv_pd>();
-        assert_eq!(alloc(bench.context(), pd.as_ref()), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_ALLOC_PD));
+        assert_eq!(alloc(testbed.context(), pd.as_ref()), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_ALLOC_PD));
         assert!(command.is_without_driver());
         let at = pd.as_ref().as_ptr();
         // SAFETY: the PD is live.
         let (handle, context) = unsafe { ((*at).handle, (*at).context) };
-        assert_eq!((handle, context), (FIRST_HANDLE, bench.opened.verbs()));
-        assert_eq!(dealloc(bench.pd.as_ref()), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY));
+        assert_eq!((handle, context), (FIRST_HANDLE, testbed.opened.verbs()));
+        assert_eq!(dealloc(testbed.pd.as_ref()), Ok(()));
+        let command = testbed.command(Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_PD_HANDLE), PD.into());
     }
 }

@@ -146,20 +146,20 @@ pub fn ring_recv_doorbell(qp: Ref<'_, ibv_qp>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     /// A QP has the number and the capabilities that the kernel answers. The driver is told where the
     /// rings are, if there are rings.
     #[test]
     fn qps() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         for rings in [None, Some(QP_RINGS)] {
-            let mut attr = bench.init(IBV_QPT_RC);
+            let mut attr = testbed.init(IBV_QPT_RC);
             let qp = object::<verbs_qp>();
-            bench.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 99u32);
-            bench.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_CAP, [10u32, 20, 30, 40, 50]);
-            assert_eq!(create(bench.pd.as_ref(), &mut attr, qp.as_ref(), rings), Ok(()));
-            let command = bench.command(Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
+            testbed.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 99u32);
+            testbed.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_CAP, [10u32, 20, 30, 40, 50]);
+            assert_eq!(create(testbed.pd.as_ref(), &mut attr, qp.as_ref(), rings), Ok(()));
+            let command = testbed.command(Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
             let driver = command.input.get(&UVERBS_ATTR_UHW_IN).map(Vec::as_slice);
             assert_eq!(driver, rings.as_ref().map(bytes));
             assert!(!command.room.contains_key(&UVERBS_ATTR_UHW_OUT));
@@ -182,19 +182,19 @@ mod tests {
     /// An XRC target is created in an XRC domain only, and the command has no rings.
     #[test]
     fn xrc_targets() {
-        let bench = Bench::new();
-        let (context, qp) = (bench.context(), object::<verbs_qp>());
-        let mut attr = bench.init(IBV_QPT_XRC_RECV);
-        attr.xrcd = bench.xrcd();
+        let testbed = Testbed::new();
+        let (context, qp) = (testbed.context(), object::<verbs_qp>());
+        let mut attr = testbed.init(IBV_QPT_XRC_RECV);
+        attr.xrcd = testbed.xrcd();
         assert_eq!(create_xrc_target(context, &mut attr, qp.as_ref()), Err(Errno::EINVAL));
         attr.comp_mask = IBV_QP_INIT_ATTR_XRCD;
         attr.xrcd = ptr::null_mut();
         assert_eq!(create_xrc_target(context, &mut attr, qp.as_ref()), Err(Errno::EINVAL));
-        assert_eq!(bench.kernel.take().len(), 0);
-        attr.xrcd = bench.xrcd();
-        bench.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 98u32);
+        assert_eq!(testbed.kernel.take().len(), 0);
+        attr.xrcd = testbed.xrcd();
+        testbed.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 98u32);
         assert_eq!(create_xrc_target(context, &mut attr, qp.as_ref()), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
+        let command = testbed.command(Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_QP_XRCD_HANDLE), XRCD.into());
         assert!(command.is_without_driver());
         assert_eq!(qp.as_ref().qp().number(), 98);
@@ -202,7 +202,7 @@ mod tests {
         let mut attr = ibv_qp_open_attr {
             comp_mask: IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_TYPE,
             qp_num: 97,
-            xrcd: bench.xrcd(),
+            xrcd: testbed.xrcd(),
             qp_type: IBV_QPT_XRC_RECV,
             ..Default::default()
         };
@@ -210,10 +210,10 @@ mod tests {
         attr.comp_mask |= IBV_QP_OPEN_ATTR_XRCD;
         attr.xrcd = ptr::null_mut();
         assert_eq!(open(context, &mut attr, qp.as_ref()), Err(Errno::EINVAL));
-        assert_eq!(bench.kernel.take().len(), 0);
-        attr.xrcd = bench.xrcd();
+        assert_eq!(testbed.kernel.take().len(), 0);
+        attr.xrcd = testbed.xrcd();
         assert_eq!(open(context, &mut attr, qp.as_ref()), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_OPEN_QP));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_OPEN_QP));
         let core: ib_uverbs_open_qp = command.core();
         assert_eq!((core.pd_handle, core.qpn), (XRCD, 97));
         assert_eq!(u32::from(core.qp_type), IBV_QPT_XRC_RECV);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn what_a_qp_is_modified_to_and_says() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             pkey_index: 3,
@@ -230,8 +230,8 @@ mod tests {
             ..Default::default()
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-        assert_eq!(modify(bench.qp(), &mut attr, mask as c_int), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_MODIFY_QP));
+        assert_eq!(modify(testbed.qp(), &mut attr, mask as c_int), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_MODIFY_QP));
         assert!(command.is_without_driver());
         let core: ib_uverbs_modify_qp = command.core();
         assert_eq!((core.qp_handle, core.attr_mask), (QP, mask));
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!((core.port_num, core.qp_access_flags), (1, 7));
 
         let mut init = ibv_qp_init_attr::default();
-        bench.kernel.answer(
+        testbed.kernel.answer(
             UVERBS_ATTR_CORE_OUT,
             ib_uverbs_query_qp_resp {
                 qp_state: IBV_QPS_RTS as u8,
@@ -248,8 +248,8 @@ mod tests {
                 ..Default::default()
             },
         );
-        assert_eq!(query(bench.qp(), &mut attr, mask as c_int, &mut init), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_QUERY_QP));
+        assert_eq!(query(testbed.qp(), &mut attr, mask as c_int, &mut init), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_QUERY_QP));
         let core: ib_uverbs_query_qp = command.core();
         assert_eq!((core.qp_handle, core.attr_mask), (QP, mask));
         assert_eq!((attr.qp_state, attr.dest_qp_num, attr.cap.max_send_wr), (IBV_QPS_RTS, 44, 45));
@@ -259,14 +259,14 @@ mod tests {
     #[test]
     fn multicast_groups() {
         type Verb = fn(Ref<'_, ibv_qp>, &ibv_gid, u16) -> Result;
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let gid = ibv_gid { raw: core::array::from_fn(|i| i as u8) };
         for (verb, number) in [
             (attach_mcast as Verb, IB_USER_VERBS_CMD_ATTACH_MCAST),
             (detach_mcast as Verb, IB_USER_VERBS_CMD_DETACH_MCAST),
         ] {
-            assert_eq!(verb(bench.qp(), &gid, 0xc123), Ok(()));
-            let command = bench.command(Write(number));
+            assert_eq!(verb(testbed.qp(), &gid, 0xc123), Ok(()));
+            let command = testbed.command(Write(number));
             // Both commands have this structure.
             let core: ib_uverbs_attach_mcast = command.core();
             assert_eq!((core.qp_handle, core.mlid), (QP, 0xc123));

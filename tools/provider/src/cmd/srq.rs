@@ -84,31 +84,31 @@ pub fn ring_doorbell(srq: Ref<'_, ibv_srq>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     /// An SRQ has the sizes that the kernel answers; the driver is told where its ring is.
     #[test]
     fn srqs() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let srq = object::<verbs_srq>();
         let mut attr = ibv_srq_init_attr {
             attr: ibv_srq_attr { max_wr: 31, max_sge: 32, srq_limit: 0 },
             ..Default::default()
         };
-        bench.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, 64u32);
-        bench.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, 33u32);
-        assert_eq!(create(bench.pd.as_ref(), &mut attr, srq.as_ref().srq(), SRQ_RING), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
+        testbed.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, 64u32);
+        testbed.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, 33u32);
+        assert_eq!(create(testbed.pd.as_ref(), &mut attr, srq.as_ref().srq(), SRQ_RING), Ok(()));
+        let command = testbed.command(Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_SRQ_PD_HANDLE), PD.into());
         assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_SRQ_MAX_WR), 31);
         assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_SRQ_MAX_SGE), 32);
         assert_eq!(command.input[&UVERBS_ATTR_UHW_IN], bytes(&SRQ_RING));
         assert_eq!((attr.attr.max_wr, attr.attr.max_sge), (64, 33));
 
-        let mut attr = bench.srq_init();
-        bench.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, 77u32);
-        assert_eq!(create_xrc(bench.context(), &mut attr, srq.as_ref(), SRQ_RING), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
+        let mut attr = testbed.srq_init();
+        testbed.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, 77u32);
+        assert_eq!(create_xrc(testbed.context(), &mut attr, srq.as_ref(), SRQ_RING), Ok(()));
+        let command = testbed.command(Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE), XRCD.into());
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE), CQ.into());
         assert_eq!(command.input[&UVERBS_ATTR_UHW_IN], bytes(&SRQ_RING));
@@ -118,21 +118,21 @@ mod tests {
     /// The driver is told of a ring only if the SRQ moves to one.
     #[test]
     fn what_an_srq_is_modified_to_and_says() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let mut attr = ibv_srq_attr { max_wr: 41, max_sge: 0, srq_limit: 42 };
         for ring in [None, Some(SRQ_RING)] {
             let mask = IBV_SRQ_LIMIT as c_int;
-            assert_eq!(modify(bench.srq(), &mut attr, mask, ring), Ok(()));
-            let command = bench.command(Write(IB_USER_VERBS_CMD_MODIFY_SRQ));
+            assert_eq!(modify(testbed.srq(), &mut attr, mask, ring), Ok(()));
+            let command = testbed.command(Write(IB_USER_VERBS_CMD_MODIFY_SRQ));
             let driver = command.input.get(&UVERBS_ATTR_UHW_IN).map(Vec::as_slice);
             assert_eq!(driver, ring.as_ref().map(bytes));
             let core: ib_uverbs_modify_srq = command.core();
             assert_eq!((core.srq_handle, core.attr_mask), (SRQ, IBV_SRQ_LIMIT));
             assert_eq!((core.max_wr, core.srq_limit), (41, 42));
         }
-        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [51u32, 52, 53, 0]);
-        assert_eq!(query(bench.srq(), &mut attr), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_QUERY_SRQ));
+        testbed.kernel.answer(UVERBS_ATTR_CORE_OUT, [51u32, 52, 53, 0]);
+        assert_eq!(query(testbed.srq(), &mut attr), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_QUERY_SRQ));
         assert_eq!(command.core::<ib_uverbs_query_srq>().srq_handle, SRQ);
         assert_eq!((attr.max_wr, attr.max_sge, attr.srq_limit), (51, 52, 53));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Tests of all commands alike.
 
-use super::{bench::*, *};
+use super::{testbed::*, *};
 use crate::{
     bindings::*,
     errno::{Errno, Result},
@@ -14,16 +14,16 @@ use core::{
 /// A doorbell is the command that posts, with an empty list.
 #[test]
 fn doorbells() {
-    let bench = Bench::new();
-    assert_eq!(qp::ring_send_doorbell(bench.qp()), Ok(()));
-    assert_eq!(qp::ring_recv_doorbell(bench.qp()), Ok(()));
-    assert_eq!(srq::ring_doorbell(bench.srq()), Ok(()));
+    let testbed = Testbed::new();
+    assert_eq!(qp::ring_send_doorbell(testbed.qp()), Ok(()));
+    assert_eq!(qp::ring_recv_doorbell(testbed.qp()), Ok(()));
+    assert_eq!(srq::ring_doorbell(testbed.srq()), Ok(()));
     let expected = [
         (IB_USER_VERBS_CMD_POST_SEND, QP),
         (IB_USER_VERBS_CMD_POST_RECV, QP),
         (IB_USER_VERBS_CMD_POST_SRQ_RECV, SRQ),
     ];
-    for (command, (number, handle)) in bench.kernel.take().iter().zip(expected) {
+    for (command, (number, handle)) in testbed.kernel.take().iter().zip(expected) {
         assert_eq!(command.name, Write(number));
         // The three begin alike.
         let core: [u32; 6] = command.core();
@@ -35,23 +35,23 @@ fn doorbells() {
 
 #[test]
 fn what_is_destroyed() {
-    let bench = Bench::new();
-    assert_eq!(cq::destroy(bench.cq()), Ok(()));
-    assert_eq!(qp::destroy(bench.qp()), Ok(()));
-    assert_eq!(srq::destroy(bench.srq()), Ok(()));
+    let testbed = Testbed::new();
+    assert_eq!(cq::destroy(testbed.cq()), Ok(()));
+    assert_eq!(qp::destroy(testbed.qp()), Ok(()));
+    assert_eq!(srq::destroy(testbed.srq()), Ok(()));
     let expected = [
         (UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_DESTROY, UVERBS_ATTR_DESTROY_CQ_HANDLE, CQ),
         (UVERBS_OBJECT_QP, UVERBS_METHOD_QP_DESTROY, UVERBS_ATTR_DESTROY_QP_HANDLE, QP),
         (UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_DESTROY, UVERBS_ATTR_DESTROY_SRQ_HANDLE, SRQ),
     ];
-    for (command, (object, method, attr, handle)) in bench.kernel.take().iter().zip(expected) {
+    for (command, (object, method, attr, handle)) in testbed.kernel.take().iter().zip(expected) {
         assert_eq!(command.name, Method(object, method));
         assert_eq!(command.handle(attr), handle.into());
     }
 }
 
 /// A command and its name.
-type Named = (&'static str, fn(&Bench) -> Result);
+type Named = (&'static str, fn(&Testbed) -> Result);
 
 /// Returns a call of each command.
 fn commands() -> Vec<Named> {
@@ -129,12 +129,12 @@ fn commands() -> Vec<Named> {
 #[test]
 fn errors_are_the_kernel_s() {
     for errno in [EPERM, EINTR, EIO, ENOMEM, EBUSY, EINVAL, ENODEV, EOPNOTSUPP] {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         for (name, command) in commands() {
-            bench.kernel.fail(errno);
-            let error = command(&bench).map_err(Errno::get);
+            testbed.kernel.fail(errno);
+            let error = command(&testbed).map_err(Errno::get);
             assert_eq!(error, Err(errno as c_int), "{name}");
-            assert_eq!(bench.kernel.take().len(), 1, "{name}");
+            assert_eq!(testbed.kernel.take().len(), 1, "{name}");
         }
     }
 }

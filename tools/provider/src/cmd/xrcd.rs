@@ -41,23 +41,23 @@ pub fn close(xrcd: Ref<'_, verbs_xrcd>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::bench::*;
+    use crate::cmd::testbed::*;
 
     #[test]
     fn xrc_domains() {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let xrcd = object::<verbs_xrcd>();
         let mut attr = ibv_xrcd_init_attr {
             comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
             fd: 9,
             oflags: 10,
         };
-        assert_eq!(open(bench.context(), xrcd.as_ref(), &mut attr), Ok(()));
-        let command = bench.command(Write(IB_USER_VERBS_CMD_OPEN_XRCD));
+        assert_eq!(open(testbed.context(), xrcd.as_ref(), &mut attr), Ok(()));
+        let command = testbed.command(Write(IB_USER_VERBS_CMD_OPEN_XRCD));
         let core: ib_uverbs_open_xrcd = command.core();
         assert_eq!((core.fd, core.oflags), (9, 10));
         assert_eq!(close(xrcd.as_ref()), Ok(()));
-        let command = bench.command(Method(UVERBS_OBJECT_XRCD, UVERBS_METHOD_XRCD_DESTROY));
+        let command = testbed.command(Method(UVERBS_OBJECT_XRCD, UVERBS_METHOD_XRCD_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_XRCD_HANDLE), FIRST_HANDLE.into());
     }
 }

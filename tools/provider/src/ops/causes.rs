@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Tests of what libibverbs' log says when the provider refuses a verb.
 
-use super::bench::*;
+use super::testbed::*;
 use crate::model::{
     log::take,
     opened::{DEVICE, description},

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn query_port_speed(
 
 #[cfg(test)]
 mod tests {
-    use crate::ops::bench::*;
+    use crate::ops::testbed::*;
 
     /// The attributes of a device are written as far as the program has room, with the
     /// clock of the time stamps.

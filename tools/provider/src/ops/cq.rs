@@ -170,7 +170,7 @@ pub(super) unsafe extern "C" fn req_notify_cq_kernel(
 
 #[cfg(test)]
 mod tests {
-    use crate::ops::bench::*;
+    use crate::ops::testbed::*;
 
     /// Attributes that no CQ has, or that are missing, end in an error, and no command is sent.
     #[test]

@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
 
 #[cfg(test)]
 mod tests {
-    use crate::{cq::Cq, ops::bench::*};
+    use crate::{cq::Cq, ops::testbed::*};
     use std::{cell::Cell, vec};
 
     fn parent_attr(pd: *mut ibv_pd) -> ibv_parent_domain_init_attr {

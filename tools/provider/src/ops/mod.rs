@@ -13,8 +13,6 @@
 mod ah;
 mod answer;
 #[cfg(test)]
-mod bench;
-#[cfg(test)]
 mod causes;
 mod context;
 mod cq;
@@ -22,6 +20,8 @@ mod domains;
 mod mr;
 mod qp;
 mod srq;
+#[cfg(test)]
+mod testbed;
 #[cfg(test)]
 mod tests;
 

@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn bind_mw(
 
 #[cfg(test)]
 mod tests {
-    use crate::ops::bench::*;
+    use crate::ops::testbed::*;
 
     /// Each argument of the program reaches its field of the command.
     #[test]

@@ -144,7 +144,7 @@ pub(super) unsafe extern "C" fn post_recv_kernel(
 
 #[cfg(test)]
 mod tests {
-    use crate::ops::bench::*;
+    use crate::ops::testbed::*;
 
     /// Attributes that no QP has, or that are missing, end in an error, and no command is sent.
     #[test]

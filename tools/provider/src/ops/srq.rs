@@ -74,7 +74,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 
 #[cfg(test)]
 mod tests {
-    use crate::ops::bench::*;
+    use crate::ops::testbed::*;
     use std::vec;
 
     /// Attributes that no SRQ has, or that are missing, end in an error, and no command is sent.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Tests of the entry points of all objects alike, and of those of each data path.
 
-use super::bench::*;
+use super::testbed::*;
 use crate::model::{
     freed,
     opened::{description, library},

@@ -10,11 +10,11 @@
 //! call the [`WrBuilder`](crate::wr_builder::WrBuilder) that `current` finds.
 
 mod batch;
-#[cfg(test)]
-mod bench;
 mod current;
 mod requests;
 mod setters;
+#[cfg(test)]
+mod testbed;
 
 use crate::{bindings::*, libibverbs::Library, object::Ref, qp::Qp};
 use batch::*;

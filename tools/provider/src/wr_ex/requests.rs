@@ -155,7 +155,7 @@ pub(super) unsafe extern "C" fn wr_bind_mw(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{errno::Errno, model::send_queue::DEPTH, object::Owned, wr_ex::bench::*};
+    use crate::{errno::Errno, model::send_queue::DEPTH, object::Owned, wr_ex::testbed::*};
     use core::ffi::c_int;
     use std::ptr;
 
@@ -165,9 +165,9 @@ mod tests {
     /// and operands, each in its place.
     #[test]
     fn each_builder() {
-        type Build = fn(&Bench);
+        type Build = fn(&Testbed);
         type Expected = (ibv_wr_opcode, u32, u32, u64, u64, u64);
-        let bench = Bench::new(IBV_QPT_RC);
+        let testbed = Testbed::new(IBV_QPT_RC);
         let (rkey, remote) = (0x1111_2222, 0x3333_4444_5555_6666);
         let builders: [(Build, Expected); 10] = [
             (|b| call!(b, wr_send), (IBV_WR_SEND, 0, 0, 0, 0, 0)),
@@ -211,12 +211,12 @@ mod tests {
             ),
         ];
         for (wr_id, (build, expected)) in (1 << 40..).zip(builders) {
-            if !bench.has(expected.0) {
+            if !testbed.has(expected.0) {
                 continue;
             }
-            let wqe: virtio_rdma_ring_sq_wqe = bench.posted(|| {
-                bench.set(wr_id, FLAGS);
-                build(&bench);
+            let wqe: virtio_rdma_ring_sq_wqe = testbed.posted(|| {
+                testbed.set(wr_id, FLAGS);
+                build(&testbed);
             });
             // SAFETY: both are integers of one size.
             let ex = unsafe { wqe.ex.imm_data };
@@ -231,13 +231,13 @@ mod tests {
 
     #[test]
     fn flushes() {
-        let bench = Bench::new(IBV_QPT_RC);
-        if !bench.has(IBV_WR_FLUSH) {
+        let testbed = Testbed::new(IBV_QPT_RC);
+        if !testbed.has(IBV_WR_FLUSH) {
             return;
         }
-        let wqe: virtio_rdma_ring_flush_wqe = bench.posted(|| {
-            bench.set(1 << 40, FLAGS);
-            call!(bench, wr_flush, 2, 3 << 40, 4 << 40, 5, 1);
+        let wqe: virtio_rdma_ring_flush_wqe = testbed.posted(|| {
+            testbed.set(1 << 40, FLAGS);
+            call!(testbed, wr_flush, 2, 3 << 40, 4 << 40, 5, 1);
         });
         assert_eq!((wqe.wr_id, u32::from(wqe.opcode)), (1 << 40, IBV_WR_FLUSH));
         assert_eq!((wqe.rkey, wqe.remote_addr, wqe.length), (2, 3 << 40, 4 << 40));
@@ -257,7 +257,7 @@ mod tests {
     /// the new key from then on.
     #[test]
     fn windows_are_bound() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let testbed = Testbed::new(IBV_QPT_RC);
         let (mw, mr) = window(0x5ff);
         let info = ibv_mw_bind_info {
             mr: mr.as_ref().as_ptr().cast(),
@@ -265,19 +265,19 @@ mod tests {
             length: 9 << 40,
             mw_access_flags: IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED,
         };
-        let wqe: virtio_rdma_ring_bind_wqe = bench.posted(|| {
-            bench.set(1 << 40, IBV_SEND_SIGNALED);
-            call!(bench, wr_bind_mw, mw.as_ref().as_ptr(), 0xabcd_ef12, &info);
+        let wqe: virtio_rdma_ring_bind_wqe = testbed.posted(|| {
+            testbed.set(1 << 40, IBV_SEND_SIGNALED);
+            call!(testbed, wr_bind_mw, mw.as_ref().as_ptr(), 0xabcd_ef12, &info);
         });
         assert_eq!((wqe.wr_id, u32::from(wqe.opcode)), (1 << 40, IBV_WR_BIND_MW));
         assert_eq!((wqe.mw_rkey, wqe.new_rkey, wqe.lkey), (0x5ff, 0x512, 0x77));
         assert_eq!((wqe.addr, wqe.length, wqe.access), (8 << 40, 9 << 40, info.mw_access_flags));
         assert_eq!(mw.as_ref().rkey(), 0x512);
         let none = ptr::null_mut();
-        bench.refused(|| call!(bench, wr_bind_mw, none, 1, &info), Errno::EINVAL);
+        testbed.refused(|| call!(testbed, wr_bind_mw, none, 1, &info), Errno::EINVAL);
         let nowhere = ibv_mw_bind_info { mr: ptr::null_mut(), ..info };
         let mw = mw.as_ref();
-        bench.refused(|| call!(bench, wr_bind_mw, mw.as_ptr(), 1, &nowhere), Errno::EINVAL);
+        testbed.refused(|| call!(testbed, wr_bind_mw, mw.as_ptr(), 1, &nowhere), Errno::EINVAL);
         assert_eq!(mw.rkey(), 0x512);
     }
 
@@ -285,31 +285,31 @@ mod tests {
     /// request will change it.
     #[test]
     fn a_window_that_is_not_bound_keeps_its_key() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let testbed = Testbed::new(IBV_QPT_RC);
         let (mw, mr) = window(0x5ff);
         let info =
             ibv_mw_bind_info { mr: mr.as_ref().as_ptr().cast(), length: 8, ..Default::default() };
-        let bind = || call!(bench, wr_bind_mw, mw.as_ref().as_ptr(), 1, &info);
+        let bind = || call!(testbed, wr_bind_mw, mw.as_ref().as_ptr(), 1, &info);
         let behind_an_error = || {
-            bench.set(1, IBV_SEND_IP_CSUM);
-            call!(bench, wr_send);
+            testbed.set(1, IBV_SEND_IP_CSUM);
+            call!(testbed, wr_send);
             bind();
         };
-        bench.refused(behind_an_error, Errno::EINVAL);
+        testbed.refused(behind_an_error, Errno::EINVAL);
         assert_eq!(mw.as_ref().rkey(), 0x5ff);
         // Its own flags, a queue that is full, or one that binds nothing.
         let flags = || {
-            bench.set(1, IBV_SEND_IP_CSUM);
+            testbed.set(1, IBV_SEND_IP_CSUM);
             bind();
         };
-        bench.refused(flags, Errno::EINVAL);
+        testbed.refused(flags, Errno::EINVAL);
         let full = || {
-            (1..DEPTH.into()).for_each(|id| bench.send(id));
+            (1..DEPTH.into()).for_each(|id| testbed.send(id));
             bind();
         };
-        bench.refused(full, Errno::ENOMEM);
+        testbed.refused(full, Errno::ENOMEM);
         assert_eq!(mw.as_ref().rkey(), 0x5ff);
-        let datagrams = Bench::new(IBV_QPT_UD);
+        let datagrams = Testbed::new(IBV_QPT_UD);
         datagrams.start();
         call!(datagrams, wr_bind_mw, mw.as_ref().as_ptr(), 1, &info);
         assert_eq!((datagrams.complete(), mw.as_ref().rkey()), (EINVAL as c_int, 0x5ff));

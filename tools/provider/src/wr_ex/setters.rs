@@ -115,42 +115,42 @@ unsafe fn list<'a, T>(first: *const T, len: usize) -> Result<&'a [T], Cause> {
 mod tests {
     use super::*;
     use crate::errno::Errno;
-    use crate::wr_ex::bench::*;
+    use crate::wr_ex::testbed::*;
     use std::ptr;
 
     /// SGEs of a list or alone stand behind the header in the order of the list.
     #[test]
     fn sges_behind_the_header() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let testbed = Testbed::new(IBV_QPT_RC);
         let header = size_of::<virtio_rdma_ring_sq_wqe>();
         let list = [sge(10), sge(20)];
         for len in 0..=2 {
-            let index = bench.told();
-            let wqe: virtio_rdma_ring_sq_wqe = bench.posted(|| {
-                bench.set(1, 0);
-                call!(bench, wr_rdma_write, 1, 2);
-                call!(bench, wr_set_sge_list, len, list.as_ptr());
+            let index = testbed.told();
+            let wqe: virtio_rdma_ring_sq_wqe = testbed.posted(|| {
+                testbed.set(1, 0);
+                call!(testbed, wr_rdma_write, 1, 2);
+                call!(testbed, wr_set_sge_list, len, list.as_ptr());
             });
             assert_eq!((usize::from(wqe.num_sge), wqe.inline_len), (len, 0));
             for (place, sge) in list[..len].iter().enumerate() {
-                let got: virtio_rdma_sge = bench.read(index, header + 16 * place);
+                let got: virtio_rdma_sge = testbed.read(index, header + 16 * place);
                 assert_eq!((got.addr, got.length, got.lkey), (sge.addr, sge.length, sge.lkey));
             }
         }
-        let index = bench.told();
-        let wqe: virtio_rdma_ring_sq_wqe = bench.posted(|| {
-            bench.set(1, 0);
-            call!(bench, wr_send);
-            call!(bench, wr_set_sge, 7, 8 << 40, 9);
+        let index = testbed.told();
+        let wqe: virtio_rdma_ring_sq_wqe = testbed.posted(|| {
+            testbed.set(1, 0);
+            call!(testbed, wr_send);
+            call!(testbed, wr_set_sge, 7, 8 << 40, 9);
         });
-        let got: virtio_rdma_sge = bench.read(index, header);
+        let got: virtio_rdma_sge = testbed.read(index, header);
         assert_eq!(wqe.num_sge, 1);
         assert_eq!((got.addr, got.length, got.lkey), (8 << 40, 9, 7));
         // A list of none may be nowhere.
-        let wqe: virtio_rdma_ring_sq_wqe = bench.posted(|| {
-            bench.set(1, 0);
-            call!(bench, wr_send);
-            call!(bench, wr_set_sge_list, 0, ptr::null());
+        let wqe: virtio_rdma_ring_sq_wqe = testbed.posted(|| {
+            testbed.set(1, 0);
+            call!(testbed, wr_send);
+            call!(testbed, wr_set_sge_list, 0, ptr::null());
         });
         assert_eq!(wqe.num_sge, 0);
     }
@@ -159,34 +159,34 @@ mod tests {
     /// Buffers follow each other without a gap, and one without bytes may be nowhere.
     #[test]
     fn inline_data_behind_the_header() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let testbed = Testbed::new(IBV_QPT_RC);
         let header = size_of::<virtio_rdma_ring_sq_wqe>();
         for len in [0, 1, 7, 16, 40] {
             let mut data: Vec<u8> = (1..=len as u8).collect();
-            let index = bench.told();
-            let wqe: virtio_rdma_ring_sq_wqe = bench.posted(|| {
-                bench.set(1, IBV_SEND_SIGNALED);
-                call!(bench, wr_send);
-                call!(bench, wr_set_inline_data, data.as_mut_ptr().cast(), len);
+            let index = testbed.told();
+            let wqe: virtio_rdma_ring_sq_wqe = testbed.posted(|| {
+                testbed.set(1, IBV_SEND_SIGNALED);
+                call!(testbed, wr_send);
+                call!(testbed, wr_set_inline_data, data.as_mut_ptr().cast(), len);
                 data.fill(0xff);
             });
             assert_eq!((wqe.num_sge, usize::from(wqe.inline_len)), (0, len));
             let flags = u32::from(wqe.send_flags);
             assert_eq!(flags, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
-            let got = bench.memory().bytes(bench.ring, index, header, len);
+            let got = testbed.memory().bytes(testbed.ring, index, header, len);
             assert_eq!(got, (1..=len as u8).collect::<Vec<_>>());
         }
         let none = ibv_data_buf { addr: ptr::null_mut(), length: 0 };
         let (first, second) = ([1u8, 2, 3], [4u8; 37]);
         let list = [buffer(&first), none, buffer(&second)];
-        let index = bench.told();
-        let wqe: virtio_rdma_ring_sq_wqe = bench.posted(|| {
-            bench.set(1, 0);
-            call!(bench, wr_rdma_write_imm, 1, 2, 3);
-            call!(bench, wr_set_inline_data_list, 3, list.as_ptr());
+        let index = testbed.told();
+        let wqe: virtio_rdma_ring_sq_wqe = testbed.posted(|| {
+            testbed.set(1, 0);
+            call!(testbed, wr_rdma_write_imm, 1, 2, 3);
+            call!(testbed, wr_set_inline_data_list, 3, list.as_ptr());
         });
         assert_eq!(wqe.inline_len, 40);
-        let got = bench.memory().bytes(bench.ring, index, header, 40);
+        let got = testbed.memory().bytes(testbed.ring, index, header, 40);
         assert_eq!(got, [&first[..], &second[..]].concat());
     }
 
@@ -194,45 +194,45 @@ mod tests {
     /// request that was begun last.
     #[test]
     fn setters_in_any_order() {
-        let bench = Bench::new(IBV_QPT_UD);
+        let testbed = Testbed::new(IBV_QPT_UD);
         let handle = address(9);
         let ah: *mut ibv_ah = handle.as_ref().as_ptr().cast();
         for address_first in [false, true] {
-            let index = bench.told();
-            let wqe: virtio_rdma_ring_ud_wqe = bench.posted(|| {
-                bench.set(1, 0);
-                call!(bench, wr_send_imm, 4);
+            let index = testbed.told();
+            let wqe: virtio_rdma_ring_ud_wqe = testbed.posted(|| {
+                testbed.set(1, 0);
+                call!(testbed, wr_send_imm, 4);
                 if address_first {
-                    call!(bench, wr_set_ud_addr, ah, 22, 33);
+                    call!(testbed, wr_set_ud_addr, ah, 22, 33);
                 }
-                call!(bench, wr_set_sge, 7, 8, 9);
+                call!(testbed, wr_set_sge, 7, 8, 9);
                 if !address_first {
-                    call!(bench, wr_set_ud_addr, ah, 22, 33);
+                    call!(testbed, wr_set_ud_addr, ah, 22, 33);
                 }
             });
             assert_eq!((wqe.remote_qpn, wqe.remote_qkey, wqe.av.dmac), (22, 33, [9; 6]));
             assert_eq!((wqe.num_sge, u32::from(wqe.opcode)), (1, IBV_WR_SEND_WITH_IMM));
-            let got: virtio_rdma_sge = bench.read(index, size_of_val(&wqe));
+            let got: virtio_rdma_sge = testbed.read(index, size_of_val(&wqe));
             assert_eq!((got.addr, got.length, got.lkey), (8, 9, 7));
         }
 
-        let bench = Bench::new(IBV_QPT_XRC_SEND);
+        let testbed = Testbed::new(IBV_QPT_XRC_SEND);
         for number_first in [false, true] {
-            let index = bench.told();
+            let index = testbed.told();
             let data = [6u8; 16];
-            let wqe: virtio_rdma_ring_xrc_wqe = bench.posted(|| {
-                bench.set(1, 0);
-                call!(bench, wr_send);
+            let wqe: virtio_rdma_ring_xrc_wqe = testbed.posted(|| {
+                testbed.set(1, 0);
+                call!(testbed, wr_send);
                 if number_first {
-                    call!(bench, wr_set_xrc_srqn, 44);
+                    call!(testbed, wr_set_xrc_srqn, 44);
                 }
-                call!(bench, wr_set_inline_data, data.as_ptr().cast_mut().cast(), 16);
+                call!(testbed, wr_set_inline_data, data.as_ptr().cast_mut().cast(), 16);
                 if !number_first {
-                    call!(bench, wr_set_xrc_srqn, 44);
+                    call!(testbed, wr_set_xrc_srqn, 44);
                 }
             });
             assert_eq!((wqe.remote_srqn, wqe.base.inline_len), (44, 16));
-            assert_eq!(bench.memory().bytes(bench.ring, index, size_of_val(&wqe), 16), data);
+            assert_eq!(testbed.memory().bytes(testbed.ring, index, size_of_val(&wqe), 16), data);
         }
     }
 
@@ -240,7 +240,7 @@ mod tests {
     /// empty list.
     #[test]
     fn lists_that_cannot_be() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let testbed = Testbed::new(IBV_QPT_RC);
         let (list, data) = ([sge(1)], [1u8; 8]);
         let buffers = [buffer(&data)];
         for (len, sges, bufs) in [
@@ -249,8 +249,8 @@ mod tests {
             (usize::MAX, list.as_ptr(), buffers.as_ptr()),
             (usize::MAX / 2, list.as_ptr(), buffers.as_ptr()),
         ] {
-            bench.refused(|| call!(bench, wr_set_sge_list, len, sges), Errno::EINVAL);
-            bench.refused(|| call!(bench, wr_set_inline_data_list, len, bufs), Errno::EINVAL);
+            testbed.refused(|| call!(testbed, wr_set_sge_list, len, sges), Errno::EINVAL);
+            testbed.refused(|| call!(testbed, wr_set_inline_data_list, len, bufs), Errno::EINVAL);
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 use core::ptr;
 
 /// A context with an object of each kind, each of which has a handle.
-pub struct Bench {
+pub struct Testbed {
     pub mr: Owned<verbs_mr>,
     pub mw: Owned<ibv_mw>,
     pub ah: Owned<ibv_ah>,
@@ -51,7 +51,7 @@ pub fn object<T: Zeroable>() -> Owned<T> {
     Owned::zeroed().unwrap()
 }
 
-impl Bench {
+impl Testbed {
     pub fn new() -> Self {
         let kernel = Kernel::new();
         let opened = Opened::with_rings(&kernel);

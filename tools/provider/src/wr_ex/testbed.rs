@@ -12,9 +12,9 @@ use crate::{
 use core::{ffi::c_int, mem::offset_of, ops::Deref};
 
 /// A QP in RTS to which a program posts by calls, and what the device sees of its send queue.
-pub struct Bench(SendQueue);
+pub struct Testbed(SendQueue);
 
-impl Deref for Bench {
+impl Deref for Testbed {
     type Target = SendQueue;
 
     fn deref(&self) -> &SendQueue {
@@ -24,15 +24,15 @@ impl Deref for Bench {
 
 /// Calls an entry point of a QP.
 macro_rules! call {
-    ($bench:expr, $call:ident $(, $argument:expr)*) => {{
-        let at = $bench.ex();
+    ($testbed:expr, $call:ident $(, $argument:expr)*) => {{
+        let at = $testbed.ex();
         // SAFETY: calls and arguments are as ibv_wr_post(3) has them.
         unsafe { ((*at).$call.expect(stringify!($call)))(at $(, $argument)*) }
     }};
 }
 pub(super) use call;
 
-impl Bench {
+impl Testbed {
     pub fn new(qp_type: ibv_qp_type) -> Self {
         let queue = SendQueue::new(qp_type);
         // SAFETY: the QP has rings, and nobody else has it.
