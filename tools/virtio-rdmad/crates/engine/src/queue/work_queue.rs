@@ -8,7 +8,7 @@ use ring::RingError;
 
 use super::virtqueue::Virtqueue;
 use super::wq_ring::{Backlog, Watch, WqRing, WqRingError};
-use super::wqe::{Flushed, Popped, ReceiveWqe, SendWqe, WqConfig};
+use super::wqe::{Ended, Popped, ReceiveWqe, SendWqe, WqConfig};
 
 /// What makes a queue unusable until it is drained.
 #[derive(Clone, Copy, Debug)]
@@ -141,25 +141,27 @@ impl WorkQueue {
     }
 
     /// Takes the next send work request to be flushed, whatever is in it.
-    pub fn pop_flushed_send(&mut self) -> Result<Option<Flushed>, WorkQueueError> {
+    pub fn pop_flushed_send(&mut self) -> Result<Option<Ended>, WorkQueueError> {
         Ok(match self {
-            Self::Ring(ring) => ring.pop()?.map(|(index, entry)| Flushed::send_entry(index, entry)),
+            Self::Ring(ring) => {
+                ring.pop()?.map(|(index, entry)| Ended::flushed_send_entry(index, entry))
+            }
             Self::Virtqueue(queue) => queue.pop()?.map(|chain| {
                 queue.give_back(chain.head, 0);
-                Flushed::send(&chain)
+                Ended::flushed_send(&chain)
             }),
         })
     }
 
     /// Takes the next receive work request to be flushed, whatever is in it.
-    pub fn pop_flushed_receive(&mut self) -> Result<Option<Flushed>, WorkQueueError> {
+    pub fn pop_flushed_receive(&mut self) -> Result<Option<Ended>, WorkQueueError> {
         Ok(match self {
             Self::Ring(ring) => {
-                ring.pop()?.map(|(index, entry)| Flushed::receive_entry(index, entry))
+                ring.pop()?.map(|(index, entry)| Ended::flushed_receive_entry(index, entry))
             }
             Self::Virtqueue(queue) => queue.pop()?.map(|chain| {
                 queue.give_back(chain.head, 0);
-                Flushed::receive(&chain)
+                Ended::flushed_receive(&chain)
             }),
         })
     }

@@ -159,27 +159,19 @@ pub(crate) struct SendWqe {
 /// A malformed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
-    /// Its index in the ring; 0 from a virtqueue.
-    pub index: u32,
-    /// Its `wr_id`, 0 if it is too short to have one.
-    pub wr_id: u64,
-    /// `enum virtio_rdma_wc_opcode` for its CQE.
-    pub wc_opcode: u8,
+    /// What its CQE says; all is 0 if it is too short to have a header.
+    pub ended: Ended,
     /// Status of its CQE.
     pub status: WcStatus,
     /// What is wrong, for the log.
     pub why: &'static str,
 }
 
-/// A malformed work request of which nothing is known.
-const NO_HEADER: Malformed =
-    Malformed { index: 0, wr_id: 0, wc_opcode: 0, status: WcStatus::LocalQpOperation, why: "" };
-
 impl Malformed {
-    /// Returns what a CQE says of a send work request that is malformed, whatever is wrong.
+    /// Returns a work request of which it is yet to be said what is wrong.
     #[inline(always)]
-    fn new(index: u32, header: &virtio_rdma_ring_sq_wqe) -> Self {
-        Self { index, wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode.into()), ..NO_HEADER }
+    fn new(ended: Ended) -> Self {
+        Self { ended, status: WcStatus::LocalQpOperation, why: "" }
     }
 
     /// Returns it with what is wrong.
@@ -287,6 +279,12 @@ impl SendWqe {
         left
     }
 
+    /// Returns what its CQE says, besides its status.
+    #[inline(always)]
+    pub fn ended(&self) -> Ended {
+        Ended { wr_id: self.wr_id, wc_opcode: self.wc_opcode, index: self.index }
+    }
+
     /// Returns a work request that asks for nothing.
     pub fn empty() -> Self {
         Self {
@@ -307,7 +305,8 @@ impl SendWqe {
     /// anything but the QP.
     pub fn read(&mut self, chain: &Chain, config: &WqConfig) -> Result<(), Malformed> {
         let mut bytes = [0; SEND_HEADER + SGES];
-        let unreadable = |_| NO_HEADER.because("a send work request that cannot be read");
+        let no_header = Malformed::new(Ended::default());
+        let unreadable = |_| no_header.because("a send work request that cannot be read");
         let count = chain.read(&mut bytes).map_err(unreadable)?;
         self.read_bytes(&bytes[..count], config)
     }
@@ -315,11 +314,13 @@ impl SendWqe {
     /// Takes a work request from the bytes of a chain, as [`Self::read`].
     fn read_bytes(&mut self, bytes: &[u8], config: &WqConfig) -> Result<(), Malformed> {
         let Ok((header, sges)) = virtio_rdma_sq_wqe::read_from_prefix(bytes) else {
-            return Err(NO_HEADER.because("a send work request is shorter than its header"));
+            let no_header = Malformed::new(Ended::default());
+            return Err(no_header.because("a send work request is shorter than its header"));
         };
         if needs_rings(header.opcode) {
-            let (wr_id, wc_opcode) = (header.wr_id, wc_opcode(header.opcode));
-            return Err(Malformed { wr_id, wc_opcode, ..NO_HEADER }.because(FOREIGN_OPCODE));
+            return Err(
+                Malformed::new(Ended::send(0, header.wr_id, header.opcode)).because(FOREIGN_OPCODE)
+            );
         }
         self.parse(0, &entry_of(&header, config.kind), |to| copy(sges, to), config)
     }
@@ -338,7 +339,7 @@ impl SendWqe {
         // The entry has room for it, checked at creation.
         if entry.read(0, &mut header[..len]).is_err() {
             let why = "a send work request that cannot be read";
-            return Err(Malformed::new(index, &prefix(&header)).because(why));
+            return Err(Malformed::new(Ended::of_entry(index, &header)).because(why));
         }
         self.parse(index, &header, |to| entry.read(len, to).is_ok(), config)
     }
@@ -355,8 +356,9 @@ impl SendWqe {
         let common: virtio_rdma_ring_sq_wqe = prefix(header);
         let opcode = u32::from(common.opcode);
         let flags = u32::from(common.send_flags);
-        let malformed = Malformed::new(index, &common);
-        (self.index, self.wr_id, self.wc_opcode) = (index, common.wr_id, malformed.wc_opcode);
+        let ended = Ended::send(index, common.wr_id, opcode);
+        let malformed = Malformed::new(ended);
+        (self.index, self.wr_id, self.wc_opcode) = (index, ended.wr_id, ended.wc_opcode);
         if !allows(config.kind, opcode) {
             return Err(malformed.because(FOREIGN_OPCODE));
         }
@@ -549,50 +551,62 @@ fn may_be_inline(opcode: u32) -> bool {
     )
 }
 
-/// What the CQE of a flushed work request says.
+/// What the CQE of a work request says that ends without success, besides its status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flushed {
+pub(crate) struct Ended {
     /// `wr_id` of the work request.
     pub wr_id: u64,
     /// `enum virtio_rdma_wc_opcode`.
     pub wc_opcode: u8,
-    /// Index in the ring.
+    /// Index in the ring; 0 in a virtqueue.
     pub index: u32,
 }
 
-impl Flushed {
+impl Ended {
+    #[inline(always)]
+    fn send(index: u32, wr_id: u64, opcode: u32) -> Self {
+        Self { wr_id, wc_opcode: wc_opcode(opcode), index }
+    }
+
+    fn receive(index: u32, wr_id: u64) -> Self {
+        Self { wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index }
+    }
+
+    fn of_entry(index: u32, header: &[u8]) -> Self {
+        let header: virtio_rdma_ring_sq_wqe = prefix(header);
+        Self::send(index, header.wr_id, header.opcode.into())
+    }
+
     /// Returns what is flushed of a send work request in a chain, whatever else is in it.
-    pub fn send(chain: &Chain) -> Self {
+    pub fn flushed_send(chain: &Chain) -> Self {
         let mut bytes = [0; SEND_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
         let header = if whole { prefix(&bytes) } else { virtio_rdma_sq_wqe::new_zeroed() };
-        Self { wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode), index: 0 }
+        Self::send(0, header.wr_id, header.opcode)
     }
 
     /// Returns what is flushed of a send work request in a ring.
-    pub fn send_entry(index: u32, entry: Entry<'_>) -> Self {
+    pub fn flushed_send_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RING_HEADER];
         // An entry that cannot be read counts as zeros.
         let _ = entry.read(0, &mut bytes);
-        let header: virtio_rdma_ring_sq_wqe = prefix(&bytes);
-        Self { wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode.into()), index }
+        Self::of_entry(index, &bytes)
     }
 
     /// Returns what is flushed of a receive work request in a chain, whatever else is in it.
-    pub fn receive(chain: &Chain) -> Self {
+    pub fn flushed_receive(chain: &Chain) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
         let wr_id = if whole { prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id } else { 0 };
-        Self { wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: 0 }
+        Self::receive(0, wr_id)
     }
 
     /// Returns what is flushed of a receive work request in a ring.
-    pub fn receive_entry(index: u32, entry: Entry<'_>) -> Self {
+    pub fn flushed_receive_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         // What cannot be read is zeros.
         let _ = entry.read(0, &mut bytes);
-        let wr_id = prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id;
-        Self { wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index }
+        Self::receive(index, prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id)
     }
 }
 
@@ -614,14 +628,14 @@ impl ReceiveWqe {
     }
 
     /// Returns what its CQE says if it fails.
-    pub fn failed(&self) -> Flushed {
-        Flushed { wr_id: self.wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: self.index }
+    pub fn ended(&self) -> Ended {
+        Ended::receive(self.index, self.wr_id)
     }
 
     /// Copies a work request out of its chain, once, in place of the one before, and checks its form.
     pub fn read(&mut self, chain: &Chain, max_sge: usize) -> Result<(), Malformed> {
         let mut bytes = [0; RECEIVE_HEADER + SGES];
-        let malformed = Self::malformed(0, 0);
+        let malformed = Malformed::new(Ended::receive(0, 0));
         let unreadable = |_| malformed.because("a receive work request that cannot be read");
         let count = chain.read(&mut bytes).map_err(unreadable)?;
         let Ok((header, sges)) = virtio_rdma_rq_wqe::read_from_prefix(&bytes[..count]) else {
@@ -640,7 +654,7 @@ impl ReceiveWqe {
     ) -> Result<(), Malformed> {
         let mut header = virtio_rdma_rq_wqe::new_zeroed();
         if entry.read(0, header.as_mut_bytes()).is_err() {
-            let malformed = Self::malformed(index, header.wr_id);
+            let malformed = Malformed::new(Ended::receive(index, header.wr_id));
             return Err(malformed.because("a receive work request that cannot be read"));
         }
         self.parse(index, &header, |to| entry.read(RECEIVE_HEADER, to).is_ok(), max_sge)
@@ -655,7 +669,7 @@ impl ReceiveWqe {
         read: impl FnOnce(&mut [u8]) -> bool,
         max_sge: usize,
     ) -> Result<(), Malformed> {
-        let malformed = Self::malformed(index, header.wr_id);
+        let malformed = Malformed::new(Ended::receive(index, header.wr_id));
         let count = header.num_sge as usize;
         if count > max_sge.min(MAX_SGE) {
             return Err(malformed.because("more SGEs than the QP's limit"));
@@ -665,11 +679,6 @@ impl ReceiveWqe {
             return Err(malformed.because(NO_SGES));
         }
         Ok(())
-    }
-
-    /// Returns what a CQE says of a malformed work request, whatever is wrong.
-    fn malformed(index: u32, wr_id: u64) -> Malformed {
-        Malformed { index, wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, ..NO_HEADER }
     }
 }
 
@@ -720,8 +729,8 @@ mod tests {
         assert_eq!(status(&bytes(1, 0x100 | send, 0, &[sge(1)]), rc), operation);
         assert_eq!(status(&bytes(1, send, 0x1_0000, &[sge(1)]), rc), operation);
         let malformed = parse(&bytes(9, send, 0, &[]), rc).err().unwrap();
-        assert_eq!(malformed.wr_id, 77);
+        assert_eq!(malformed.ended.wr_id, 77);
         let malformed = parse(&bytes(0, VIRTIO_RDMA_WR_BIND_MW, 0, &[]), rc).err().unwrap();
-        assert_eq!(u32::from(malformed.wc_opcode), VIRTIO_RDMA_WC_BIND_MW);
+        assert_eq!(u32::from(malformed.ended.wc_opcode), VIRTIO_RDMA_WC_BIND_MW);
     }
 }

@@ -22,7 +22,7 @@ use crate::base::wc_status::WcStatus;
 use crate::qp::config::QpConfig;
 use crate::queue::cq::Cqe;
 use crate::queue::srq::Wait;
-use crate::queue::wqe::{Flushed, Malformed, Popped};
+use crate::queue::wqe::{Ended, Popped};
 
 /// Why no receive was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +95,7 @@ impl Receiver<'_> {
             }
             Popped::Malformed(malformed) => {
                 self.hca.stats.guest_error(Counter::BadReceiveRequest, malformed.why);
-                let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
-                self.complete_with_error(Flushed { wr_id, wc_opcode, index }, status);
+                self.complete_with_error(malformed.ended, malformed.status);
                 self.fail(None);
                 if let Some(srq) = srq {
                     fail_srq(self.hca, srq);
@@ -173,13 +172,13 @@ impl Receiver<'_> {
     }
 
     /// Completes a receive with an error.
-    fn complete_with_error(&mut self, failed: Flushed, status: WcStatus) {
+    fn complete_with_error(&mut self, ended: Ended, status: WcStatus) {
         let Some(config) = self.responder.config else { return };
         let mut cqe = Cqe::new_zeroed();
-        cqe.wr_id = failed.wr_id;
-        cqe.wqe_index = failed.index;
+        cqe.wr_id = ended.wr_id;
+        cqe.wqe_index = ended.index;
         cqe.status = status.to_abi();
-        cqe.opcode = failed.wc_opcode;
+        cqe.opcode = ended.wc_opcode;
         cqe.qp_num = self.slot.number();
         cqe.srqn = config.named_srqn();
         status.count(&self.hca.stats);
@@ -189,7 +188,7 @@ impl Receiver<'_> {
     /// Completes the receive that was taken with this error, and fails the QP with it.
     pub fn fail_receive(&mut self, status: WcStatus) {
         self.responder.has_receive = false;
-        self.complete_with_error(self.responder.receive.failed(), status);
+        self.complete_with_error(self.responder.receive.ended(), status);
         self.fail(None);
     }
 
@@ -203,7 +202,7 @@ impl Receiver<'_> {
         let status = WcStatus::Flushed;
         self.responder.rouse();
         if std::mem::take(&mut self.responder.has_receive) {
-            self.complete_with_error(self.responder.receive.failed(), status);
+            self.complete_with_error(self.responder.receive.ended(), status);
         }
         let shares = |config: QpConfig| config.srq.is_some() || config.wq.kind == QpType::XrcTgt;
         if self.responder.config.is_some_and(shares) {

@@ -42,7 +42,7 @@ use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
-use crate::queue::wqe::{Flushed, Popped, SendWqe};
+use crate::queue::wqe::{Popped, SendWqe};
 
 /// How many times the time for an answer a requester may wait for it (IBA 9.7.6.1.3).
 const LONGEST_ANSWER: u32 = 4;
@@ -170,11 +170,8 @@ impl Sender<'_> {
         };
         round.budget.spend(0);
         self.hca.stats.guest_error(Counter::BadSendRequest, malformed.why);
-        requester.wqe = SendWqe::empty();
-        requester.wqe.index = malformed.index;
-        requester.wqe.wr_id = malformed.wr_id;
-        requester.wqe.wc_opcode = malformed.wc_opcode;
-        self.finish(requester, malformed.status, &mut round.batch);
+        self.stop_waiting(requester);
+        self.fail(malformed.ended, malformed.status, &mut round.batch);
         false
     }
 
@@ -552,16 +549,13 @@ impl Sender<'_> {
         while let Some(wqe) = requester.window.as_mut().and_then(|window| window.pop()) {
             found = true;
             round.budget.spend(0);
-            let flushed = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
-            self.complete(flushed, status, 0, &mut round.batch);
+            self.complete(wqe.ended(), status, 0, &mut round.batch);
         }
         if requester.active {
             found = true;
             requester.active = false;
             self.stop_waiting(requester);
-            let wqe = &requester.wqe;
-            let flushed = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
-            self.complete(flushed, status, 0, &mut round.batch);
+            self.complete(requester.wqe.ended(), status, 0, &mut round.batch);
         }
         loop {
             if round.budget.is_over() {

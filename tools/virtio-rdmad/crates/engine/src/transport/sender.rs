@@ -23,7 +23,7 @@ use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
-use crate::queue::wqe::{Flushed, Popped, SendWqe};
+use crate::queue::wqe::{Ended, Popped, SendWqe};
 
 /// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
 pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
@@ -110,8 +110,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Ends the work request under way (or one that was malformed): its CQE, and
-    /// what an error does to the QP.
+    /// Ends the work request under way: its CQE, and what an error does to the QP.
     #[inline]
     pub fn finish(&self, requester: &mut Requester, status: WcStatus, batch: &mut CompletionBatch) {
         requester.active = false;
@@ -137,19 +136,23 @@ impl Sender<'_> {
     /// Makes the CQE of a work request, and does what an error does to the QP.
     #[inline(always)]
     fn end(&self, wqe: &SendWqe, path_mtu: u8, status: WcStatus, batch: &mut CompletionBatch) {
-        let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
         if status != WcStatus::Success {
-            let is_reliable = self.config.wq.kind.is_reliable();
-            let next = if is_reliable { QpState::Err } else { QpState::Sqe };
-            fail_requester(self.hca, self.slot, next);
-            self.hca.note_error(self.slot, status);
-            self.complete(done, status, 0, batch);
-            return;
+            return self.fail(wqe.ended(), status, batch);
         }
         self.count(wqe, path_mtu, batch);
         if self.config.signal_all || wqe.signaled {
-            self.complete(done, status, wqe.request.total, batch);
+            self.complete(wqe.ended(), status, wqe.request.total, batch);
         }
+    }
+
+    /// Ends a work request with an error, and the QP with it.
+    #[cold]
+    pub fn fail(&self, ended: Ended, status: WcStatus, batch: &mut CompletionBatch) {
+        let is_reliable = self.config.wq.kind.is_reliable();
+        let next = if is_reliable { QpState::Err } else { QpState::Sqe };
+        fail_requester(self.hca, self.slot, next);
+        self.hca.note_error(self.slot, status);
+        self.complete(ended, status, 0, batch);
     }
 
     /// Counts a work request that the peer has done.
@@ -177,12 +180,12 @@ impl Sender<'_> {
 
     /// Completes a work request.
     #[inline]
-    pub fn complete(&self, done: Flushed, status: WcStatus, len: u64, batch: &mut CompletionBatch) {
+    pub fn complete(&self, ended: Ended, status: WcStatus, len: u64, batch: &mut CompletionBatch) {
         let mut cqe = Cqe::new_zeroed();
-        cqe.wr_id = done.wr_id;
+        cqe.wr_id = ended.wr_id;
         cqe.status = status.to_abi();
-        cqe.opcode = done.wc_opcode;
-        cqe.wqe_index = done.index;
+        cqe.opcode = ended.wc_opcode;
+        cqe.wqe_index = ended.index;
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
         cqe.qp_num = self.slot.number();
         status.count(&self.hca.stats);

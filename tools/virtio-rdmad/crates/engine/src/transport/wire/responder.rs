@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use abi::VIRTIO_RDMA_ACCESS_REMOTE_READ;
-use reliability::{Expected, Hold, Verdict};
+use reliability::{Expected, Held, Hold, Verdict};
 use roce::{
     Aeth, AtomicAckEth, Bth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
-    Position, Psn, RnrTimer, SackEth, Syndrome,
+    Position, Psn, RnrTimer, SackEth, Service, Syndrome,
 };
 
 use super::check::check_responder;
@@ -34,6 +34,9 @@ use crate::transport::receive::Receiver;
 use crate::transport::responder::Arrival;
 use crate::transport::round::Round;
 use crate::transport::xrc;
+
+/// An acknowledgement, as a responder without credits gives it.
+const ACK: Syndrome = Syndrome::Ack(Credits::UNLIMITED);
 
 /// What is done with a request that is expected.
 pub(super) struct Done {
@@ -156,7 +159,7 @@ fn follow(
                 if let Some(reply) = done.reply {
                     inbound.reply(reply);
                 } else if bth.ack_request {
-                    inbound.reply(acknowledge(bth.psn, Syndrome::Ack(Credits::UNLIMITED)));
+                    inbound.reply(acknowledge(bth.psn, ACK));
                 }
             }
             Err(nak) => {
@@ -229,8 +232,7 @@ fn follow_held(
         if !inbound.held.has(psn) && !responder.expected.is_told() {
             inbound.held.forget_before(psn);
             inbound.reply(if inbound.held.is_empty() {
-                let syndrome = Syndrome::Ack(Credits::UNLIMITED);
-                Reply::Acknowledge { psn: psn.minus(1), syndrome }
+                Reply::Acknowledge { psn: psn.minus(1), syndrome: ACK }
             } else {
                 Reply::Selective { psn }
             });
@@ -285,8 +287,7 @@ fn repeat(
             // The acknowledgement is of this request, and not of later ones: in place of the answer to a READ or
             // an atomic it says that the answer was lost, and rxe takes it for the answer.
             if !inbound.acknowledges(psn) {
-                let syndrome = Syndrome::Ack(Credits::UNLIMITED);
-                inbound.reply(Reply::Acknowledge { psn, syndrome });
+                inbound.reply(Reply::Acknowledge { psn, syndrome: ACK });
             }
         }
     }
@@ -489,58 +490,15 @@ pub(crate) fn pump(
         if round.budget.is_over() {
             break true;
         }
-        let aeth = |syndrome| Aeth { syndrome, msn: responder.expected.msn };
         match reply {
-            Reply::Acknowledge { psn, syndrome } => {
-                let extended =
-                    ExtendedHeaders { aeth: Some(aeth(*syndrome)), ..Default::default() };
-                let ack = Opcode::new(service, Op::Acknowledge, Position::Only);
-                answer(hca, &path, ack, *psn, extended, round);
-            }
-            Reply::Selective { psn } => {
-                let (psn, sack) = (*psn, inbound.held.sack(*psn));
-                let aeth = Some(aeth(Syndrome::Ack(Credits::UNLIMITED)));
-                // What was missing may have come since.
-                if psn == responder.expected.psn && sack.count() != 0 {
-                    hca.stats.add(Counter::SelectiveAcksSent, 1);
-                    let sack_eth = Some(sack);
-                    let extended = ExtendedHeaders { aeth, sack_eth, ..Default::default() };
-                    let selective = Some(Opcode::SELECTIVE_ACKNOWLEDGE);
-                    answer(hca, &path, selective, psn, extended, round);
-                } else {
-                    let extended = ExtendedHeaders { aeth, ..Default::default() };
-                    let ack = Opcode::new(service, Op::Acknowledge, Position::Only);
-                    answer(hca, &path, ack, psn.minus(1), extended, round);
-                }
-            }
-            Reply::Offer { psn, asks } => {
-                let syndrome = if *asks {
-                    Syndrome::Nak(NakCode::PsnSequenceError)
-                } else {
-                    Syndrome::Ack(Credits::UNLIMITED)
-                };
-                let (aeth, sack_eth) = (Some(aeth(syndrome)), Some(SackEth::default()));
-                let extended = ExtendedHeaders { aeth, sack_eth, ..Default::default() };
-                answer(hca, &path, Some(Opcode::SELECTIVE_ACKNOWLEDGE), *psn, extended, round);
-            }
-            Reply::Atomic { psn, original } => {
-                let extended = ExtendedHeaders {
-                    aeth: Some(aeth(Syndrome::Ack(Credits::UNLIMITED))),
-                    atomic_ack_eth: Some(AtomicAckEth { original: *original }),
-                    ..Default::default()
-                };
-                let ack = Opcode::new(service, Op::AtomicAcknowledge, Position::Only);
-                answer(hca, &path, ack, *psn, extended, round);
-            }
             Reply::Read(read) => {
                 let bytes = read.next_len(mtu) + OVERHEAD;
                 if let Some(until) = inbound.flow.wait(now, bytes, &hca.rate_limit) {
                     next = Some(next.map_or(until, |next| next.min(until)));
                     break false;
                 }
-                let aeth = aeth(Syndrome::Ack(Credits::UNLIMITED));
                 inbound.flow.sent(now, bytes);
-                match send_data(hca, slot, &path, read, aeth, responder, round) {
+                match send_data(hca, slot, &path, read, responder, round) {
                     Ok(true) => {}
                     Ok(false) => continue,
                     Err(()) if *is_repeated => {
@@ -554,6 +512,10 @@ pub(crate) fn pump(
                         continue;
                     }
                 }
+            }
+            reply => {
+                let reply = *reply;
+                answer(hca, &path, service, reply, &responder.expected, &inbound.held, round);
             }
         }
         inbound.replies.pop_front();
@@ -570,15 +532,43 @@ fn fail(hca: &Arc<Hca>, slot: Slot, responder: &mut Responder, round: &mut Round
     Receiver { hca, slot, responder, batch }.fail(Some(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
 }
 
-/// Sends a packet without payload.
+/// Sends an answer without payload.
 fn answer(
     hca: &Hca,
     path: &Path,
-    opcode: Option<Opcode>,
-    psn: Psn,
-    extended: ExtendedHeaders,
+    service: Service,
+    reply: Reply,
+    expected: &Expected,
+    held: &Held,
     round: &mut Round,
 ) {
+    let with = |syndrome| {
+        let aeth = Some(Aeth { syndrome, msn: expected.msn });
+        ExtendedHeaders { aeth, ..Default::default() }
+    };
+    let acknowledge = Opcode::new(service, Op::Acknowledge, Position::Only);
+    let selective = Some(Opcode::SELECTIVE_ACKNOWLEDGE);
+    let (opcode, psn, extended) = match reply {
+        Reply::Acknowledge { psn, syndrome } => (acknowledge, psn, with(syndrome)),
+        // What was missing may have come since.
+        Reply::Selective { psn } if psn == expected.psn && held.sack(psn).count() != 0 => {
+            hca.stats.add(Counter::SelectiveAcksSent, 1);
+            let sack_eth = Some(held.sack(psn));
+            (selective, psn, ExtendedHeaders { sack_eth, ..with(ACK) })
+        }
+        Reply::Selective { psn } => (acknowledge, psn.minus(1), with(ACK)),
+        Reply::Offer { psn, asks } => {
+            let syndrome = if asks { Syndrome::Nak(NakCode::PsnSequenceError) } else { ACK };
+            let sack_eth = Some(SackEth::default());
+            (selective, psn, ExtendedHeaders { sack_eth, ..with(syndrome) })
+        }
+        Reply::Atomic { psn, original } => {
+            let atomic_ack_eth = Some(AtomicAckEth { original });
+            let opcode = Opcode::new(service, Op::AtomicAcknowledge, Position::Only);
+            (opcode, psn, ExtendedHeaders { atomic_ack_eth, ..with(ACK) })
+        }
+        Reply::Read(_) => return,
+    };
     let Some(opcode) = opcode else { return };
     congestion::charge(hca);
     let headers = path.headers(opcode, psn, extended);
@@ -591,7 +581,6 @@ fn send_data(
     slot: Slot,
     path: &Path,
     read: &mut ReadReply,
-    aeth: Aeth,
     responder: &Responder,
     round: &mut Round,
 ) -> Result<bool, ()> {
@@ -602,6 +591,7 @@ fn send_data(
     let len = read.next_len(mtu);
     let config = responder.config.ok_or(())?;
     let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
+    let aeth = Aeth { syndrome: ACK, msn: responder.expected.msn };
     let aeth = (position != Position::Middle).then_some(aeth);
     let extended = ExtendedHeaders { aeth, ..Default::default() };
     let headers = path.headers(opcode, read.next(), extended);
