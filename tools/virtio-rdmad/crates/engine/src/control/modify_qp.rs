@@ -141,7 +141,7 @@ fn change(
 ) -> Result<Change, Status> {
     let mut attr = responder.attr;
     let mut source = responder.source;
-    // Both count on.
+    // PSNs go on unless the mask names them.
     (attr.sq_psn, attr.rq_psn) = psns(requester, responder);
     let has = |bit| mask & bit != 0;
     let rd_atomic = hca.limits.max_rd_atomic;

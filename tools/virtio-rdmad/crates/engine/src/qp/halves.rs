@@ -216,8 +216,8 @@ pub(crate) struct Requester {
     pub region: Box<[Range]>,
     /// What the QP was created with; `None`: there is none.
     pub config: Option<QpConfig>,
-    /// Attributes, a copy of the responder's but for `sq_psn`, the PSN of the next packet until there is a window
-    /// ([`Self::sq_psn`]).
+    /// Attributes, a copy of the responder's but for `sq_psn`: the first PSN of the next message as long as there is no
+    /// window ([`Self::sq_psn`]).
     pub attr: virtio_rdma_qp_attr,
     /// The source.
     pub source: Address,
@@ -277,7 +277,7 @@ impl Requester {
         }
     }
 
-    /// Returns the PSN of the packet behind all that were sent, or wait in the window to be sent.
+    /// Returns the first PSN of the next message.
     pub fn sq_psn(&self) -> Psn {
         match &self.window {
             Some(window) => window.next_psn(),
