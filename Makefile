@@ -102,6 +102,11 @@ test: ## the suites host, uml, stock, debug, and a share of another in turn (TUR
 test-all: ## every suite, whole and one after the other
 	@$(top)/tools/test/run all
 
+.PHONY: selftests
+selftests: ## the selftests for a VM of your own, in build/selftests (selftests/virtio_rdma/README.md)
+	@$(top)/tools/test/stage $(build)/selftests
+	@$(enter) make -s -C $(build)/selftests/virtio_rdma OUTPUT=$(build)/selftests/virtio_rdma TEST_GEN_MODS_DIR=
+
 .PHONY: tsan
 tsan: ## the provider's tests in which threads meet, under ThreadSanitizer
 	@$(provider) tsan

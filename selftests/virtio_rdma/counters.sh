@@ -78,7 +78,7 @@ details()
 	rm -f /tmp/counters.$$
 	python3 "$DIR/verbs/traffic.py" >/tmp/counters.$$ 2>&1 &
 	TRAFFIC=$!
-	wait_for grep -q running /tmp/counters.$$
+	wait_for grep -qs running /tmp/counters.$$
 	show "$1" "$2"
 	SHOWN=$?
 	kill "$TRAFFIC"
