@@ -558,6 +558,30 @@ fn policies_that_are_wrong_are_refused() {
     daemon.end();
 }
 
+/// Commands find the control socket by the variable, and at the place of the service without it.
+#[test]
+fn commands_find_the_control_socket() {
+    let daemon = Daemon::start("usual");
+    let status = |environment: Option<PathBuf>| {
+        let mut command = Command::new(BINARY);
+        command.args(["status", "--brief"]).env_remove("VIRTIO_RDMAD_CONTROL");
+        command.envs(environment.map(|path| ("VIRTIO_RDMAD_CONTROL", path)));
+        let output = output(&mut command);
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    let (worked, said, _) = status(Some(daemon.path("control")));
+    assert!(worked && said.contains("\na: not connected"), "{said}");
+    let (worked, _, error) = status(Some(daemon.path("nothing")));
+    let path = daemon.path("nothing").display().to_string();
+    assert!(!worked && error.starts_with(&format!("virtio-rdmad: {path}: ")), "{error}");
+    // The service of the package may run on this machine.
+    let (worked, _, error) = status(None);
+    let is_named = error.starts_with("virtio-rdmad: /run/virtio-rdmad/control/socket: ");
+    assert!(worked || is_named, "{error}");
+    daemon.end();
+}
+
 #[test]
 fn a_process_starts_without_a_guest() {
     let daemon = Daemon::start_with("empty", &["--workers", "2"], &[]);

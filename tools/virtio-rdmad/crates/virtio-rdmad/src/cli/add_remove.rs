@@ -14,7 +14,7 @@ use crate::spec::GuestSpec;
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
-    add_to(&options.control, &options.guest.parse()?, false)
+    add_to(&options.running.control, &options.guest.parse()?, false)
 }
 
 /// Makes the sockets of a guest, and has the process behind the control socket serve the guest, which its configuration
@@ -37,8 +37,8 @@ pub fn add_to(
 
 /// Has the process serve a guest no longer, and removes its sockets.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let RemoveOptions { control, drain, name } = options;
-    if !remove_from(control, name, *drain)? {
+    let RemoveOptions { running, drain, name } = options;
+    if !remove_from(&running.control, name, *drain)? {
         println!("{name} is removed when its VMM leaves");
     }
     Ok(())

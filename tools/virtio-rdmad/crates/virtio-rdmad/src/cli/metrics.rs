@@ -26,7 +26,7 @@ type Labels<'a> = Vec<(&'static str, &'a str)>;
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &MetricsOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let report = ask_summary(&options.control)?;
+    let report = ask_summary(&options.running.control)?;
     let text = text(report)?;
     // Whoever reads the output may stop before its end.
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -313,12 +313,22 @@ pub enum Command {
     RemoveSockets(RemoverOptions),
 }
 
+/// Which running virtio-rdmad a command is for.
+#[derive(Args, Debug)]
+pub struct Running {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH", env = "VIRTIO_RDMAD_CONTROL", default_value = CONTROL)]
+    pub control: PathBuf,
+}
+
+/// The control socket of the service of the Debian package.
+const CONTROL: &str = "/run/virtio-rdmad/control/socket";
+
 /// Options of `virtio-rdmad status`.
 #[derive(Args, Debug)]
 pub struct StatusOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// Print JSON.
     #[arg(long)]
@@ -332,9 +342,8 @@ pub struct StatusOptions {
 /// Options of `virtio-rdmad add`.
 #[derive(Args, Debug)]
 pub struct AddOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// The guest, as in the option of this name without a command.
     ///
@@ -347,9 +356,8 @@ pub struct AddOptions {
 /// Options of `virtio-rdmad set`.
 #[derive(Args, Debug)]
 pub struct SetOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// The name of the guest.
     pub name: String,
@@ -366,9 +374,8 @@ pub struct SetOptions {
 /// Options of `virtio-rdmad reload`.
 #[derive(Args, Debug)]
 pub struct ReloadOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
@@ -378,9 +385,8 @@ pub struct ReloadOptions {
 /// Options of `virtio-rdmad remove`.
 #[derive(Args, Debug)]
 pub struct RemoveOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// If the VMM of the guest is connected, remove the guest when the VMM leaves, and let no other one
     /// connect. Otherwise that is an error.
@@ -394,9 +400,8 @@ pub struct RemoveOptions {
 /// Options of `virtio-rdmad watch`.
 #[derive(Args, Debug)]
 pub struct WatchOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// Print JSON, an object on each line.
     #[arg(long)]
@@ -406,9 +411,8 @@ pub struct WatchOptions {
 /// Options of `virtio-rdmad top`.
 #[derive(Args, Debug)]
 pub struct TopOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 
     /// Seconds between two views.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
@@ -422,9 +426,8 @@ pub struct TopOptions {
 /// Options of `virtio-rdmad metrics`.
 #[derive(Args, Debug)]
 pub struct MetricsOptions {
-    /// The control socket that the running virtio-rdmad was given.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    #[command(flatten)]
+    pub running: Running,
 }
 
 /// A feature that earlier versions of virtio-rdmad do not know.

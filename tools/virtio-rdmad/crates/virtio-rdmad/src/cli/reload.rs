@@ -21,9 +21,9 @@ use crate::spec::{
 /// Has the process follow the file. If the file has a mistake, nothing changes.
 pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
     let file = config::read(&options.config)?;
-    let report = ask_summary(&options.control)?;
+    let report = ask_summary(&options.running.control)?;
     let plan = Plan::new(&file, &report)?;
-    let failures = plan.carry_out(&options.control);
+    let failures = plan.carry_out(&options.running.control);
     plan.needs_restart.iter().for_each(|what| println!("needs a restart: {what}"));
     match failures {
         0 => Ok(()),

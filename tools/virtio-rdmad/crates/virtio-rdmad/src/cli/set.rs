@@ -12,7 +12,7 @@ use crate::spec::PolicyChange;
 
 /// Has the process change the policy of a guest.
 pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {
-    Ok(set(&options.control, &options.name, &options.policy)?)
+    Ok(set(&options.running.control, &options.name, &options.policy)?)
 }
 
 /// Has the process behind the control socket change the policy of the guest of this name.

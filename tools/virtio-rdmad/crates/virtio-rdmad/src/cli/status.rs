@@ -15,9 +15,9 @@ use crate::control::report::{
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
     let answer = if options.brief {
-        ask_brief(&options.control)?
+        ask_brief(&options.running.control)?
     } else {
-        call_with(&options.control, STATUS, None, &[])?
+        call_with(&options.running.control, STATUS, None, &[])?
     };
     // JSON is passed on as it came, with what a newer process may report besides.
     let text = if options.json {

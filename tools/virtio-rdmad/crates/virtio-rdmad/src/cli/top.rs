@@ -21,7 +21,7 @@ struct Sample {
 impl Sample {
     /// Asks the process behind the control socket.
     fn take(options: &TopOptions) -> Result<Self, Box<dyn std::error::Error>> {
-        let report = ask_summary(&options.control)?;
+        let report = ask_summary(&options.running.control)?;
         Ok(Self { report, at: Instant::now() })
     }
 

@@ -11,7 +11,7 @@ use crate::control::report::EventReport;
 
 /// Prints events until the process behind the control socket ends, or nobody reads them any more.
 pub fn print(options: &WatchOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let mut answers = Answers::ask(&options.control, MONITOR)?;
+    let mut answers = Answers::ask(&options.running.control, MONITOR)?;
     while let Some(event) = answers.next()? {
         let line = if options.json {
             event.to_string()
