@@ -38,7 +38,15 @@ impl FromStr for Vni {
     type Err = NoVni;
 
     fn from_str(text: &str) -> Result<Self, NoVni> {
-        text.parse().ok().filter(|number| *number < 1 << 24).map(Self).ok_or(NoVni)
+        text.parse().map_err(|_| NoVni).and_then(|number: u32| number.try_into())
+    }
+}
+
+impl TryFrom<u32> for Vni {
+    type Error = NoVni;
+
+    fn try_from(number: u32) -> Result<Self, NoVni> {
+        (number < 1 << 24).then_some(Self(number)).ok_or(NoVni)
     }
 }
 

@@ -33,7 +33,7 @@ use crate::os::privileges;
 use crate::os::remover::Remover;
 use crate::os::sandbox::{self, Filters, SandboxError};
 use crate::os::socket::{Kind, Socket};
-use crate::spec::{GuestSpec, Origin, MAX_GUESTS};
+use crate::spec::{GuestSpec, Origin, SpecError, MAX_GUESTS};
 use crate::worker::balance::Balance;
 use crate::worker::crew::{Assigned, Crew, NotPrepared};
 use crate::worker::{Passing, Resumed, Worker};
@@ -68,6 +68,9 @@ pub enum DaemonError {
     /// An uplink is for a network that has no guest.
     #[error("an uplink for network \"{0}\", which has no guest")]
     NoGuest(String),
+    /// An uplink is not right.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
     /// An uplink cannot be opened.
     #[error("{name}: {error}")]
     Way {
@@ -398,8 +401,9 @@ fn networks(
         let guests: Vec<_> = options.guests.iter().filter(is_of_network).collect();
         let have_nics = guests.iter().any(|guest| guest.nic.is_some());
         let stations = stations(guests.iter().copied());
-        let opened = Uplink::open(&spec.network, &spec.way, have_nics, stations.as_deref());
-        let failed = |error| DaemonError::Way { name: spec.way.to_string(), error };
+        let way = spec.way()?;
+        let opened = Uplink::open(&spec.network, &way, have_nics, stations.as_deref());
+        let failed = |error| DaemonError::Way { name: way.to_string(), error };
         if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
             return Err(DaemonError::Uplink(spec.network.clone()));
         }
@@ -434,10 +438,10 @@ fn interfaces(
 ) -> Result<Interfaces, DaemonError> {
     let mut interfaces = Interfaces::default();
     for spec in &options.guests {
-        let (Some(path), Some(mac)) = (&spec.nic, spec.mac) else { continue };
-        let framing = spec.transport.framing();
+        let (Some(path), Some(mac)) = (&spec.nic, spec.mac()) else { continue };
+        let framing = spec.transport().framing();
         let may_stay = inherited.has_access_of(spec);
-        let socket = Arc::new(listeners.bind(path, framing.into(), &spec.access, may_stay)?);
+        let socket = Arc::new(listeners.bind(path, framing.into(), &spec.access(), may_stay)?);
         let nic = Nic::new(&spec.name, mac, framing, socket.clone());
         interfaces.nics.entry(spec.network.clone()).or_default().push(nic);
         interfaces.sockets.insert(spec.name.clone(), socket);
@@ -540,7 +544,7 @@ fn add_guests(
     added.changes.extend(gone.iter().map(|left| Box::new(left.kept.ender()) as Box<dyn Fn()>));
     for spec in &options.guests {
         let may_stay = inherited.has_access_of(spec);
-        let socket = listeners.bind(&spec.path, Kind::Stream, &spec.access, may_stay)?;
+        let socket = listeners.bind(spec.path(), Kind::Stream, &spec.access(), may_stay)?;
         let memory = guests.share_anyway();
         let left = inherited.remove(&spec.name);
         let origin = options.origin_of(spec);
@@ -585,18 +589,18 @@ fn add_guests(
 
 /// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of it.
 fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Option<Connected>) {
-    let Some(Left { mut kept, spec: old, named, origin, connected, .. }) = left else {
+    let Some(Left { mut kept, spec: old, origin, connected, .. }) = left else {
         return (spec.clone(), None, None);
     };
     if origin == Origin::Call {
         tracing::info!(
             guest = spec.name,
-            socket = %spec.path.display(),
-            former_socket = %old.path.display(),
+            socket = %spec.path().display(),
+            former_socket = %old.path().display(),
             "the guest was added, and the options name it now: they say what it may do and where its VMM connects"
         );
         kept.set_stays();
-    } else if spec.is_named(&named) {
+    } else if spec == kept.named() {
         // Whoever has changed its policy since then has the last word.
         return (old, Some(kept), connected);
     }
@@ -607,7 +611,7 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
         );
         return (old, Some(kept), connected);
     }
-    kept.set_named(&spec.text);
+    kept.set_named(spec);
     (spec.clone(), Some(kept), connected)
 }
 
@@ -621,7 +625,7 @@ fn add_again(guests: &Guests, left: Left) -> Result<(Arc<Guest>, Option<Connecte
         None => Socket::nowhere(),
     };
     let socket = socket.map_err(|error| error.to_string())?;
-    let nic = nic.map(|nic| Socket::passed(nic, spec.transport.framing().into()));
+    let nic = nic.map(|nic| Socket::passed(nic, spec.transport().framing().into()));
     let nic = nic.transpose().map_err(|error| error.to_string())?;
     spec.nic = spec.nic.filter(|_| origin == Origin::Call);
     let guest = guests.add_one_more(spec, socket, nic, Some(kept), origin);

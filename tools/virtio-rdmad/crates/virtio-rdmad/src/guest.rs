@@ -76,12 +76,12 @@ impl engine::Wake for Link {
 
 /// A guest.
 pub struct Guest {
-    /// What it was when it came. Its policy may have changed since: [`Self::text`] says what it is now.
+    /// What it was when it came. Its policy may have changed since: [`Self::current`] says what it is now.
     pub spec: GuestSpec,
-    /// What it is now, as in `--guest`.
-    pub text: Mutex<String>,
+    /// What it is now.
+    pub current: Mutex<GuestSpec>,
     /// What whoever has named it says it is. Its policy may have been set to something else.
-    pub named: Mutex<String>,
+    pub named: Mutex<GuestSpec>,
     /// Who has named it.
     pub origin: Origin,
     /// Its index while it is there.
@@ -141,32 +141,32 @@ impl Guest {
         }
     }
 
-    /// Returns what it is now, as in `--guest`.
-    pub fn text(&self) -> String {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns what it is now.
+    pub fn current(&self) -> GuestSpec {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns what whoever has named it says it is, as in `--guest`.
-    pub fn named(&self) -> String {
+    /// Returns what whoever has named it says it is.
+    pub fn named(&self) -> GuestSpec {
         self.named.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Changes what it may do, also for a later process. With `renamed`, whoever has named it says so. Nothing changes if
     /// that is an error.
-    pub fn set_policy(&self, change: &PolicyChange, renamed: bool) -> Result<String, SpecError> {
-        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn set_policy(&self, change: &PolicyChange, renamed: bool) -> Result<GuestSpec, SpecError> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
-        let spec = change.of(&text)?;
+        let spec = change.of(&current)?;
         if renamed {
-            *named = change.of(&named)?.text;
+            *named = change.of(&named)?;
         }
-        self.device.set_policy(spec.policy);
+        self.device.set_policy(spec.policy());
         if let Some(mut kept) = self.kept() {
             kept.set_named(&named);
-            kept.set_spec(&spec.text);
+            kept.set_spec(&spec);
         }
-        spec.text.clone_into(&mut text);
-        Ok(spec.text)
+        spec.clone_into(&mut current);
+        Ok(spec)
     }
 
     /// Returns what a worker that works for it says on the board, or 0 if no later process will have anything of it.

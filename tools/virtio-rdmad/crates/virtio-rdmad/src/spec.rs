@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What whoever starts, configures or calls the process says: guests, uplinks, and the file that has both.
+//!
+//! [`form`] has the forms in which a guest or an uplink is written, [`text`] and [`values`] the types of their values.
 
-mod access;
 mod change;
 pub mod file;
+pub mod form;
 mod guest;
-pub mod key_values;
-pub mod keys;
 mod policy;
+mod text;
 pub mod uplink;
+mod values;
 
-pub use change::{PolicyChange, PolicyError, DEFAULT};
+pub use change::{PolicyChange, PolicyError};
 pub use file::ConfigFile;
-pub use guest::{GuestSpec, Origin, SpecError, Transport, MAX_GUESTS};
-pub use key_values::KeyValues;
+pub use form::{Spec, SpecError};
+pub use guest::{GuestSpec, Origin, Transport, MAX_GUESTS};
 pub use uplink::UplinkSpec;

@@ -474,7 +474,7 @@ impl Worker {
     /// Takes a connection among those that are served.
     fn take(&mut self, connection: Connection, resumed: bool) {
         let guest = &connection.guest;
-        let transport = guest.spec.transport.name();
+        let transport = guest.spec.transport().name();
         connection.span.in_scope(|| {
             tracing::info!(transport, worker = self.index, resumed, "connected");
         });

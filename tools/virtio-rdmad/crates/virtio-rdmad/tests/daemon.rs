@@ -19,7 +19,7 @@ use rustix::fs::OFlags;
 use rustix::process::{kill_process, kill_process_group, prlimit, Pid, Resource, Rlimit, Signal};
 use rustix::pty::{ioctl_tiocgptpeer, openpt, unlockpt, OpenptFlags};
 use rustix::termios::{tcgetattr, tcsetwinsize, Winsize};
-use serde_json::Value;
+use serde_json::{json, Value};
 
 mod front_end;
 mod rdma;
@@ -270,7 +270,7 @@ fn connections_come_and_go() {
 
 /// Calls a method on a connection to the control socket. Returns the answer.
 fn call(socket: &mut UnixStream, method: &str, parameters: &Value) -> Value {
-    let request = serde_json::json!({ "method": method, "parameters": parameters });
+    let request = json!({ "method": method, "parameters": parameters });
     socket.write_all(format!("{request}\0").as_bytes()).unwrap();
     let mut answer = Vec::new();
     BufReader::new(&*socket).read_until(0, &mut answer).unwrap();
@@ -281,12 +281,12 @@ fn call(socket: &mut UnixStream, method: &str, parameters: &Value) -> Value {
 fn the_control_socket_describes_itself() {
     let daemon = Daemon::start("varlink");
     let mut socket = connect(&daemon.path("control"));
-    let none = serde_json::json!({});
+    let none = json!({});
     let info = call(&mut socket, "org.varlink.service.GetInfo", &none);
     assert_eq!(info["parameters"]["product"], "virtio-rdmad");
     let interfaces = info["parameters"]["interfaces"].as_array().unwrap();
     assert!(interfaces.contains(&"org.virtio-rdma.Daemon".into()), "{interfaces:?}");
-    let of = serde_json::json!({ "interface": "org.virtio-rdma.Daemon" });
+    let of = json!({ "interface": "org.virtio-rdma.Daemon" });
     let answer = call(&mut socket, "org.varlink.service.GetInterfaceDescription", &of);
     let description = answer["parameters"]["description"].as_str().unwrap();
     // What is reported is described. Members of all types have names that are told apart by their values here.
@@ -303,7 +303,7 @@ fn the_control_socket_describes_itself() {
 fn the_control_socket_refuses_nonsense() {
     let daemon = Daemon::start("control");
     let mut socket = connect(&daemon.path("control"));
-    let (none, some) = (serde_json::json!({}), serde_json::json!({ "when": "now" }));
+    let (none, some) = (json!({}), json!({ "when": "now" }));
     for (method, parameters, error) in [
         ("org.virtio-rdma.Daemon.Reboot", &none, "MethodNotFound"),
         ("org.virtio-rdma.Other.Status", &none, "InterfaceNotFound"),
@@ -314,23 +314,25 @@ fn the_control_socket_refuses_nonsense() {
         assert_eq!(answer["error"], format!("org.varlink.service.{error}"), "{method}: {answer}");
     }
     for (method, parameters, name) in [
-        ("Status", serde_json::json!({ "when": "now" }), "when"),
-        ("AddGuest", serde_json::json!({}), "spec"),
-        ("Status", serde_json::json!({ "detail": 1 }), "detail"),
-        ("RemoveGuest", serde_json::json!({ "name": 7 }), "name"),
-        ("RemoveGuest", serde_json::json!({ "name": "a", "drain": "yes" }), "drain"),
-        ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
-        ("SetPolicy", serde_json::json!({ "name": "a" }), "policy"),
-        ("SetPolicy", serde_json::json!({ "policy": "qps=9" }), "name"),
-        ("SetPolicy", serde_json::json!({ "name": "a", "policy": "qps=9", "x": 1 }), "x"),
-        ("AddGuest", serde_json::json!({ "spec": "name=x", "in_file": 1 }), "in_file"),
+        ("Status", json!({ "when": "now" }), "when"),
+        ("AddGuest", json!({}), "guest"),
+        ("AddGuest", json!({ "guest": 7 }), "guest"),
+        ("AddGuest", json!({ "guest": {}, "spec": "name=x" }), "spec"),
+        ("Status", json!({ "detail": 1 }), "detail"),
+        ("RemoveGuest", json!({ "name": 7 }), "name"),
+        ("RemoveGuest", json!({ "name": "a", "drain": "yes" }), "drain"),
+        ("RemoveGuest", json!({ "name": "a", "now": true }), "now"),
+        ("SetPolicy", json!({ "name": "a" }), "policy"),
+        ("SetPolicy", json!({ "policy": "qps=9" }), "name"),
+        ("SetPolicy", json!({ "name": "a", "policy": "qps=9", "x": 1 }), "x"),
+        ("AddGuest", json!({ "spec": "name=x", "in_file": 1 }), "in_file"),
     ] {
         let answer = call(&mut socket, &format!("org.virtio-rdma.Daemon.{method}"), &parameters);
         assert_eq!(answer["parameters"]["parameter"], name, "{method}: {answer}");
     }
     assert_eq!(daemon.status()["guests"][0]["name"], "a", "it was not removed");
     // No socket comes with the call.
-    let parameters = serde_json::json!({ "spec": "name=x,vhost-user=/x" });
+    let parameters = json!({ "spec": "name=x,vhost-user=/x" });
     let answer = call(&mut socket, "org.virtio-rdma.Daemon.AddGuest", &parameters);
     assert_eq!(answer["error"], "org.virtio-rdma.Daemon.InvalidSocket", "{answer}");
     // A call that wants no answer gets none.
@@ -377,7 +379,7 @@ fn whoever_watches_is_told_of_what_happens() {
     let daemon = Daemon::start("watch");
     // A client that wants one answer is told that there may be more.
     let mut socket = connect(&daemon.path("control"));
-    let answer = call(&mut socket, "org.virtio-rdma.Daemon.Monitor", &serde_json::json!({}));
+    let answer = call(&mut socket, "org.virtio-rdma.Daemon.Monitor", &json!({}));
     assert_eq!(answer["error"], "org.varlink.service.ExpectedMore");
     // One that does not read keeps the others from nothing.
     let mut deaf = connect(&daemon.path("control"));
@@ -521,8 +523,11 @@ fn policies_change_while_guests_run() {
         (&3.into(), &(1 << 30).into())
     );
     let path = daemon.path("a").display().to_string();
-    let spec = format!("name=a,vhost-user={path},pds=3,memory=1G,gid=10.0.0.1+fd00::/64");
-    assert_eq!((after["spec"].as_str(), after["origin"].as_str()), (Some(&*spec), Some("options")));
+    let spec = json!({ "name": "a", "vhost_user": path, "pds": 3, "memory": "1G",
+        "gid": ["10.0.0.1", "fd00::/64"] });
+    assert_eq!((&after["spec"], after["origin"].as_str()), (&spec, Some("options")));
+    let named = json!({ "name": "a", "vhost_user": path, "qps": 100 });
+    assert_eq!(after["named"], named);
     assert_eq!(set("pds=100"), done);
     front_end.post(9);
     front_end.kick();
@@ -539,19 +544,29 @@ fn policies_that_are_wrong_are_refused() {
     let mut socket = connect(&daemon.path("control"));
     let before = daemon.status()["guests"][0]["spec"].clone();
     for (name, policy, error, parameter, value) in [
-        ("c", "qps=1", "UnknownGuest", "name", "c"),
-        ("a", "qps=1,rings=off", "NotChangeable", "key", "rings"),
-        ("a", "qps=1,pds=0", "InvalidPolicy", "key", "pds"),
-        ("a", "qps=1,speed=1", "InvalidPolicy", "key", "speed"),
-        ("a", "qps=1,qps=2", "InvalidPolicy", "key", "qps"),
-        ("a", "", "InvalidPolicy", "key", ""),
+        ("a", json!({ "qps": 1, "rings": null }), "NotChangeable", "key", "rings"),
+        ("a", json!({ "qps": 1, "message_rate": "0" }), "InvalidPolicy", "key", "message-rate"),
+        ("a", json!({ "speed": 1 }), "InvalidPolicy", "key", "speed"),
+        ("c", json!({}), "UnknownGuest", "name", "c"),
+        // Earlier versions know texts.
+        ("c", "qps=1".into(), "UnknownGuest", "name", "c"),
+        ("a", "qps=1,rings=off".into(), "NotChangeable", "key", "rings"),
+        ("a", "qps=1,pds=0".into(), "InvalidPolicy", "key", "pds"),
+        ("a", "qps=1,speed=1".into(), "InvalidPolicy", "key", "speed"),
+        ("a", "qps=1,qps=2".into(), "InvalidPolicy", "key", "qps"),
+        ("a", "".into(), "InvalidPolicy", "key", ""),
     ] {
-        let parameters = serde_json::json!({ "name": name, "policy": policy });
+        let parameters = json!({ "name": name, "policy": policy });
         let answer = call(&mut socket, method, &parameters);
         assert_eq!(answer["error"], format!("org.virtio-rdma.Daemon.{error}"), "{answer}");
         assert_eq!(answer["parameters"][parameter], value, "{answer}");
     }
     assert_eq!(daemon.status()["guests"][0]["spec"], before);
+    for policy in [json!({ "qps": 7, "pds": null }), "qps=7,pds=default".into()] {
+        let parameters = json!({ "name": "a", "policy": policy });
+        let answer = call(&mut socket, method, &parameters);
+        assert_eq!(answer["parameters"]["spec"]["qps"], 7, "{answer}");
+    }
     // The client sees such a mistake before it asks.
     let (worked, error) = run(&daemon, &["set", "a", "mac=52:54:00:00:00:09"]);
     assert!(!worked && error.contains("mac cannot be changed while the guest is there"), "{error}");
@@ -585,7 +600,7 @@ fn commands_find_the_control_socket() {
 #[test]
 fn a_process_starts_without_a_guest() {
     let daemon = Daemon::start_with("empty", &["--workers", "2"], &[]);
-    assert_eq!(daemon.status()["guests"], serde_json::json!([]));
+    assert_eq!(daemon.status()["guests"], json!([]));
     let sockets: Vec<_> = ["c", "d", "e"]
         .map(|name| {
             let path = daemon.path(name);
@@ -626,13 +641,19 @@ fn guests_that_cannot_come_are_refused() {
     let mut socket = connect(&daemon.path("control"));
     let method = "org.virtio-rdma.Daemon.AddGuest";
     for (parameters, error) in [
-        (serde_json::json!({}), "org.varlink.service.InvalidParameter"),
-        (serde_json::json!({ "spec": "name=c" }), "org.virtio-rdma.Daemon.InvalidSpec"),
+        (json!({}), "org.varlink.service.InvalidParameter"),
+        (json!({ "spec": "name=c" }), "org.virtio-rdma.Daemon.InvalidSpec"),
+        (json!({ "guest": { "name": "c" } }), "org.virtio-rdma.Daemon.InvalidSpec"),
         (
-            serde_json::json!({ "spec": "name=c,vhost-user=c" }),
+            json!({ "guest": { "name": "c", "vhost_user": "c" } }),
             "org.virtio-rdma.Daemon.InvalidSpec",
         ),
-        (serde_json::json!({ "spec": spec("name=c") }), "org.virtio-rdma.Daemon.InvalidSocket"),
+        (
+            json!({ "guest": { "name": "c", "vhost_user": "/c", "qps": "many" } }),
+            "org.virtio-rdma.Daemon.InvalidSpec",
+        ),
+        (json!({ "spec": "name=c,vhost-user=c" }), "org.virtio-rdma.Daemon.InvalidSpec"),
+        (json!({ "spec": spec("name=c") }), "org.virtio-rdma.Daemon.InvalidSocket"),
     ] {
         let answer = call(&mut socket, method, &parameters);
         assert_eq!(answer["error"], error, "{parameters}: {answer}");
@@ -640,8 +661,7 @@ fn guests_that_cannot_come_are_refused() {
     // These are descriptors, and no listening sockets.
     let (one, other) = UnixStream::pair().unwrap();
     for descriptor in [one.as_fd(), std::io::stdin().as_fd()] {
-        let request =
-            serde_json::json!({ "method": method, "parameters": { "spec": spec("name=c") } });
+        let request = json!({ "method": method, "parameters": { "spec": spec("name=c") } });
         front_end::send(&socket, format!("{request}\0").as_bytes(), &[descriptor]);
         let mut answer = Vec::new();
         BufReader::new(&socket).read_until(0, &mut answer).unwrap();
@@ -661,14 +681,10 @@ fn qps_are_counted_without_an_entry_for_each() {
         let answer = call(&mut socket, "org.virtio-rdma.Daemon.Status", parameters);
         answer["parameters"]["guests"][0].clone()
     };
-    let [all, none, brief] = [
-        serde_json::json!({ "detail": true }),
-        serde_json::json!({}),
-        serde_json::json!({ "detail": false }),
-    ]
-    .map(|parameters| guest(&parameters));
+    let [all, none, brief] = [json!({ "detail": true }), json!({}), json!({ "detail": false })]
+        .map(|parameters| guest(&parameters));
     assert_eq!(all["qps"], none["qps"]);
-    assert_eq!((&brief["qps"], &brief["srqs"]), (&serde_json::json!([]), &serde_json::json!([])));
+    assert_eq!((&brief["qps"], &brief["srqs"]), (&json!([]), &json!([])));
     assert_eq!((&brief["qp_counts"], &brief["cqs"]), (&all["qp_counts"], &all["cqs"]));
     let mut counts = std::collections::BTreeMap::<(&str, &str), u64>::new();
     for qp in all["qps"].as_array().unwrap() {
@@ -681,7 +697,7 @@ fn qps_are_counted_without_an_entry_for_each() {
     let output = output(command.args(["metrics", "--control"]).arg(daemon.path("control")));
     let text = String::from_utf8(output.stdout).unwrap();
     for ((kind, state), count) in counts {
-        let of = serde_json::json!({ "type": kind, "state": state, "count": count });
+        let of = json!({ "type": kind, "state": state, "count": count });
         assert!(brief["qp_counts"].as_array().unwrap().contains(&of), "{of} is not in {brief}");
         let labels =
             format!("{{guest=\"a\",network=\"default\",type=\"{kind}\",state=\"{state}\"}}");
@@ -691,7 +707,7 @@ fn qps_are_counted_without_an_entry_for_each() {
     let mut command = Command::new(BINARY);
     command.args(["status", "--json", "--brief", "--control"]).arg(daemon.path("control"));
     let status: Value = serde_json::from_slice(&self::output(&mut command).stdout).unwrap();
-    assert_eq!(status["guests"][0]["qps"], serde_json::json!([]));
+    assert_eq!(status["guests"][0]["qps"], json!([]));
     drop(pair);
     daemon.end();
 }

@@ -6,15 +6,15 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::call::call_with;
+use super::call::{call_any, call_with};
 use super::options::{AddOptions, RemoveOptions};
 use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
 use crate::os::socket::{remove_socket, Kind, Socket};
-use crate::spec::GuestSpec;
+use crate::spec::{GuestSpec, Spec};
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
-    add_to(&options.running.control, &options.guest.parse()?, false)
+    add_to(&options.running.control, &options.guest, false)
 }
 
 /// Makes the sockets of a guest, and has the process behind the control socket serve the guest, which its configuration
@@ -24,13 +24,17 @@ pub fn add_to(
     guest: &GuestSpec,
     is_in_file: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let mut sockets = vec![Socket::bind(&guest.path, Kind::Stream, &guest.access)?];
+    let access = guest.access();
+    let mut sockets = vec![Socket::bind(guest.path(), Kind::Stream, &access)?];
     if let Some(path) = &guest.nic {
-        sockets.push(Socket::bind(path, guest.transport.framing().into(), &guest.access)?);
+        sockets.push(Socket::bind(path, guest.transport().framing().into(), &access)?);
     }
-    let parameters = json!({ "spec": guest.text, "in_file": is_in_file });
     let listeners: Vec<_> = sockets.iter().map(|socket| socket.listener().as_fd()).collect();
-    call_with(control, ADD_GUEST, Some(parameters), &listeners)?;
+    let parameters = [
+        json!({ "guest": guest.to_map(), "in_file": is_in_file }),
+        json!({ "spec": guest.to_string(), "in_file": is_in_file }),
+    ];
+    call_any(control, ADD_GUEST, &parameters, &listeners)?;
     sockets.iter_mut().for_each(Socket::keep_file);
     Ok(())
 }

@@ -30,17 +30,12 @@ pub enum CallError {
 }
 
 /// The error of a method that does not know a parameter, or takes no such value.
-pub const INVALID_PARAMETER: &str = "org.varlink.service.InvalidParameter";
+const INVALID_PARAMETER: &str = "org.varlink.service.InvalidParameter";
 
 /// Asks what there is to tell of a process, without an entry for each QP and SRQ. A process of an earlier version knows
 /// no other answer than that with all entries.
 pub fn ask_brief(path: &Path) -> Result<Value, CallError> {
-    match call_with(path, STATUS, Some(json!({ "detail": false })), &[]) {
-        Err(CallError::Refused(_, name, _)) if name == INVALID_PARAMETER => {
-            call_with(path, STATUS, None, &[])
-        }
-        answer => answer,
-    }
+    call_any(path, STATUS, &[json!({ "detail": false }), json!({})], &[])
 }
 
 /// Asks the same, and reads the answer.
@@ -57,6 +52,25 @@ pub fn call_with(
 ) -> Result<Value, CallError> {
     let answer = Answers::new(path, &Request::create(method, parameters), descriptors)?.next()?;
     answer.ok_or_else(|| CallError::Socket(path.into(), ErrorKind::UnexpectedEof.into()))
+}
+
+/// Calls a method with the first of these parameters that the process takes: later ones are those of earlier versions.
+pub fn call_any(
+    path: &Path,
+    method: &'static str,
+    parameters: &[Value],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<Value, CallError> {
+    let mut answer = call_with(path, method, parameters.first().cloned(), descriptors);
+    for earlier in parameters.iter().skip(1) {
+        match answer {
+            Err(CallError::Refused(_, name, _)) if name == INVALID_PARAMETER => {
+                answer = call_with(path, method, Some(earlier.clone()), descriptors);
+            }
+            answer => return answer,
+        }
+    }
+    answer
 }
 
 /// The answers to a call.

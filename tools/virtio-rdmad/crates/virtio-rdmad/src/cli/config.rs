@@ -6,10 +6,12 @@ use std::path::Path;
 
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
+use serde_json::Value;
 use toml::de::DeValue;
 
 use super::options::Options;
-use crate::spec::file::{require_one, texts, ConfigError, ConfigFile, Mistake, TABLES};
+use crate::spec::file::{texts, ConfigError, ConfigFile, Mistake, TABLES};
+use crate::spec::SpecError;
 
 /// Options that a file cannot have as keys with a value.
 const NOT_IN_FILE: [&str; 5] = ["config", "guest", "uplink", "help", "version"];
@@ -32,7 +34,7 @@ pub fn options() -> Result<Options, ConfigError> {
     arguments.extend(more.map(|(option, value)| format!("--{option}={value}").into()));
     options = Options::parse_from(arguments);
     options.guests.extend(file.guests.iter().cloned());
-    options.uplinks.extend(file.uplinks.iter().map(|(_, uplink)| uplink.clone()));
+    options.uplinks.extend(file.uplinks.iter().cloned());
     options.file = file;
     if options.guests.is_empty() && options.control.is_none() {
         return Err(ConfigError::Nothing(path));
@@ -53,16 +55,20 @@ pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
 fn option(name: &str, value: &DeValue<'_>) -> Result<String, Mistake> {
     let command = Options::command();
     let names = command.get_arguments().filter_map(clap::Arg::get_long);
-    let names: Vec<_> = names.filter(|name| !NOT_IN_FILE.contains(name)).collect();
+    let names: Vec<_> = names.filter(|name| !NOT_IN_FILE.contains(name)).chain(TABLES).collect();
     if !names.contains(&name) {
-        let known = names.into_iter().chain(TABLES).map(str::to_owned).collect();
-        return Err(Mistake::UnknownKey { key: name.to_owned(), known });
+        return Err(SpecError::unknown(name, &names).into());
     }
-    let texts = texts(name, value)?;
-    if name != "cpus" {
-        require_one(name, &texts)?;
-    }
-    let text = texts.join(",");
+    let text = match texts(name, value)? {
+        Value::String(text) => text,
+        Value::Array(cpus) if name == "cpus" => {
+            cpus.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(",")
+        }
+        _ => {
+            let (key, found, wanted) = (name.to_owned(), value.type_str(), "one value");
+            return Err(Mistake::Kind { key, found, wanted });
+        }
+    };
     if name == "control" && !Path::new(&text).is_absolute() {
         return Err(Mistake::Relative(text.into()));
     }
@@ -81,13 +87,20 @@ fn option(name: &str, value: &DeValue<'_>) -> Result<String, Mistake> {
 mod tests {
     use super::*;
     use crate::spec::file::WrongLine;
-    use crate::spec::key_values::ListError;
-    use crate::spec::keys;
-    use crate::spec::SpecError;
 
-    fn error(text: &str) -> (usize, Mistake) {
-        let WrongLine { line, mistake } = ConfigFile::parse(text, option).unwrap_err();
-        (line, mistake)
+    /// Returns all mistakes of a file, with their lines.
+    fn mistakes(text: &str) -> Vec<String> {
+        let mistakes = ConfigFile::parse(text, option).unwrap_err();
+        mistakes.iter().map(WrongLine::to_string).collect()
+    }
+
+    /// Checks that a file has one mistake, whose text begins so.
+    fn check(text: &str, mistake: &str) {
+        let mistakes = mistakes(text);
+        assert!(
+            mistakes.len() == 1 && mistakes[0].starts_with(mistake),
+            "{text}: {mistakes:?}, and not {mistake}"
+        );
     }
 
     #[test]
@@ -106,14 +119,14 @@ mod tests {
             options,
             ["control=/run/c", "cpus=2,4-7", "poll-us=10", "sandbox=off", "workers=2"]
         );
-        let guests: Vec<_> = file.guests.iter().map(|guest| guest.text.as_str()).collect();
+        let guests: Vec<_> = file.guests.iter().map(ToString::to_string).collect();
         let expected = [
-            "name=a,vhost-user=/run/a,rings=on,max-qp=10,gid=10.0.0.1+fd00::/64",
+            "name=a,vhost-user=/run/a,max-qp=10,gid=10.0.0.1+fd00::/64",
             "name=b,vfio-user=/run/b,dscp=26+0-7,pcp=3,rate=10G,groups=0",
         ];
         assert_eq!(guests, expected);
         let uplink = "vxlan=7,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3";
-        assert_eq!(file.uplinks, [(uplink.to_owned(), uplink.parse().unwrap())]);
+        assert_eq!(file.uplinks, [uplink.parse().unwrap()]);
         assert_eq!(file.settings()["uplink default"], uplink);
         assert_eq!(file.settings()["cpus"], "2,4-7");
         let nothing = ConfigFile::parse("# nothing\n", option).unwrap();
@@ -131,42 +144,55 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_lines() {
         let guest = "[[guest]]\nname='a'\nvfio-user='/a'\n";
-        assert!(matches!(error("workers = 1\nworkers ="), (2, Mistake::Syntax(_))));
-        assert!(matches!(error("workers = 1\nworkers = 2"), (2, Mistake::Syntax(_))));
-        assert!(matches!(error("\nworker = 1"), (2, Mistake::UnknownKey { key, known })
-                if key == "worker" && known.contains(&"workers".to_owned()) && known.contains(&"guest".to_owned())));
-        for key in ["config", "help", "version"] {
-            assert!(
-                matches!(error(&format!("{key} = 'x'")), (1, Mistake::UnknownKey { .. })),
-                "{key}"
-            );
+        let kind = "this is";
+        for (text, mistake) in [
+            ("workers = 1\npoll-us =", "2: "),
+            ("workers = 1\nworkers = 2", "2: "),
+            ("\nworker = 1", "2: unknown key \"worker\"; there are "),
+            ("config = 'x'", "1: unknown key \"config\""),
+            ("help = 'x'", "1: unknown key \"help\""),
+            ("version = 'x'", "1: unknown key \"version\""),
+            (&format!("{guest}nome = 1"), "4: unknown key \"nome\"; there are name, vfio-user, "),
+            ("workers = 1.5", &format!("1: workers: {kind} float, and not a string")),
+            ("workers = 0x10", &format!("1: workers: {kind} integer, and not")),
+            ("workers = [1, 2]", &format!("1: workers: {kind} array, and not one value")),
+            ("cpus = []", &format!("1: cpus: {kind} array, and not")),
+            ("guest = 1", &format!("1: guest: {kind} integer, and not tables [[guest]]")),
+            ("[guest]\nname = 'a'", &format!("1: guest: {kind} table, and not tables")),
+            ("guest = [1]", &format!("1: guest: {kind} integer, and not tables [[guest]]")),
+            ("\nworkers = 0", "2: invalid value '0' for '--workers <N>'"),
+            ("cpus = '3-1'", "1: invalid value '3-1' for '--cpus <LIST>'"),
+            ("sandbox = 'yes'", "1: invalid value 'yes'"),
+            ("control = 'c'", "1: the path c is relative"),
+            ("[[guest]]\n\nname = 'a,b'", "3: name: a value cannot have a comma"),
+            (&format!("{guest}nic = ''"), "4: nic: a value cannot be empty"),
+            ("\n[[guest]]\nname = 'a'", "2: vfio-user=PATH or vhost-user=PATH is missing"),
+            (&format!("{guest}qps = 0"), "4: qps: \"0\" is not a number of at least 1"),
+            (&format!("{guest}rate = 1.5"), &format!("4: rate: {kind} float")),
+            (
+                &format!("{guest}gid = ['10.0.0.1', '10.0.0']"),
+                "4: gid: \"10.0.0\" is not an IP address",
+            ),
+            (&format!("{guest}network = ['a', 'b']"), "4: network: invalid type: sequence"),
+            (&format!("{guest}vectors = 65"), "4: vectors: 65 are too many"),
+            ("[[uplink]]\nvxlan = 1", "1: local=ADDRESS is missing"),
+            ("[[guest]]\nname='a'\nvfio-user='a'", "1: the path a is relative"),
+        ] {
+            check(text, mistake);
         }
-        let known = keys::GUEST.iter().map(|key| (*key).to_owned()).collect();
-        let key = "nome".to_owned();
-        assert_eq!(error(&format!("{guest}nome = 1")), (4, Mistake::UnknownKey { key, known }));
-        assert!(matches!(error("workers = 1.5"), (1, Mistake::Kind { found: "float", .. })));
-        assert!(matches!(error("workers = 0x10"), (1, Mistake::Kind { .. })));
-        assert!(matches!(error("cpus = []"), (1, Mistake::Kind { .. })));
-        assert!(matches!(error("guest = 1"), (1, Mistake::Kind { .. })));
-        assert!(matches!(error("[guest]\nname = 'a'"), (1, Mistake::Kind { .. })));
-        assert!(matches!(error("guest = [1]"), (1, Mistake::Kind { .. })));
-        assert_eq!(error("[[guest]]\n\nname = 'a,b'"), (3, Mistake::Comma("name".to_owned())));
-        assert!(
-            matches!(error("\nworkers = 0"), (2, Mistake::Option(why)) if why.contains("--workers"))
-        );
-        assert!(matches!(error("cpus = '3-1'"), (1, Mistake::Option(why)) if why.contains("3-1")));
-        assert!(matches!(error("sandbox = 'yes'"), (1, Mistake::Option(_))));
-        assert_eq!(error("control = 'c'"), (1, Mistake::Relative("c".into())));
-        let missing = SpecError::List(ListError::Missing("vfio-user=PATH or vhost-user=PATH"));
-        assert_eq!(error("\n[[guest]]\nname = 'a'"), (2, Mistake::Guest(missing)));
-        assert!(matches!(
-            error("[[guest]]\nname='a'\nvfio-user='/a'\nqps=0"),
-            (4, Mistake::Guest(_))
-        ));
-        assert!(matches!(error("[[guest]]\nname=['a','b']"), (2, Mistake::Kind { .. })));
-        assert!(matches!(error("workers=[1, 2]"), (1, Mistake::Kind { .. })));
-        assert!(matches!(error("[[uplink]]\nvxlan = 1"), (1, Mistake::Uplink(_))));
-        assert_eq!(error("[[guest]]\nname='a'\nvfio-user='a'"), (1, Mistake::Relative("a".into())));
+    }
+
+    #[test]
+    fn all_mistakes_are_named() {
+        let file = "workers = 0\n[[guest]]\nname = 'a'\nrate = 'fast'\nnome = 1\nqps = 1.5\n\
+                    [[uplink]]\ntap = 't'\nport = 0\n[[guest]]\nname = 'b'\nvfio-user = 'b'\n";
+        let lines = mistakes(file);
+        let lines: Vec<_> =
+            lines.iter().map(|mistake| mistake.split(' ').next().unwrap()).collect();
+        // That the first guest has no socket is not said before its keys are right.
+        assert_eq!(lines, ["1:", "4:", "5:", "6:", "9:", "10:"]);
+        let syntax = mistakes("workers = \nlog = 'a\n[[guest]\n");
+        assert!(syntax.len() > 1, "{syntax:?}");
     }
 
     #[test]
@@ -174,15 +200,20 @@ mod tests {
         let guest = |name: &str, path: &str| {
             format!("[[guest]]\nname='{name}'\nvfio-user='{path}'\nmac='52:54:0:0:0:1'\n")
         };
-        let two = |one: (&str, &str), other: (&str, &str)| {
-            error(&(guest(one.0, one.1) + &guest(other.0, other.1)))
+        let two = |one: (&str, &str), other: (&str, &str), mistake: &str| {
+            let other = guest(other.0, other.1)
+                .replace("0:1", if one.0 == other.0 { "0:2" } else { "0:1" });
+            check(&(guest(one.0, one.1) + &other), mistake);
         };
-        assert_eq!(two(("a", "/a"), ("a", "/b")), (5, Mistake::Name("a".to_owned())));
-        assert_eq!(two(("a", "/a"), ("b", "/b")), (5, Mistake::Mac("default".to_owned())));
+        two(("a", "/a"), ("a", "/b"), "5: two guests have the name \"a\"");
+        two(
+            ("a", "/a"),
+            ("b", "/b"),
+            "5: two guests of network \"default\" have the same MAC address",
+        );
         let other = guest("b", "/a") + "network = 'other'";
-        let path = error(&(guest("a", "/a") + &other));
-        assert_eq!(path, (5, Mistake::Path("/a".into())));
+        check(&(guest("a", "/a") + &other), "5: two sockets at /a");
         let uplinks = "[[uplink]]\ntap='t'\n[[uplink]]\ntap='u'\n";
-        assert_eq!(error(uplinks), (3, Mistake::UplinkTwice("default".to_owned())));
+        check(uplinks, "3: two uplinks for network \"default\"");
     }
 }

@@ -288,7 +288,7 @@ pub enum Command {
     /// The guests with the most traffic come first. q ends it.
     Top(TopOptions),
     /// Add a guest to a running virtio-rdmad.
-    Add(AddOptions),
+    Add(Box<AddOptions>),
     /// Change what a guest of a running virtio-rdmad may do, while it runs.
     Set(SetOptions),
     /// Remove a guest from a running virtio-rdmad.
@@ -350,7 +350,7 @@ pub struct AddOptions {
     /// Its sockets are made with the rights of whoever calls this. It can have nic= in a network that has a tunnel,
     /// or in which a guest had nic= when virtio-rdmad started.
     #[arg(long, value_name = "SPEC")]
-    pub guest: String,
+    pub guest: GuestSpec,
 }
 
 /// Options of `virtio-rdmad set`.

@@ -12,11 +12,9 @@ use super::add_remove::{add_to, remove_from};
 use super::call::ask_summary;
 use super::config;
 use super::options::ReloadOptions;
-use super::set::set_in_file;
+use super::set::set;
 use crate::control::report::{GuestReport, Report};
-use crate::spec::{
-    keys, ConfigFile, GuestSpec, KeyValues, Origin, PolicyChange, SpecError, DEFAULT,
-};
+use crate::spec::{ConfigFile, GuestSpec, Origin, PolicyChange, Spec, SpecError};
 
 /// Has the process follow the file. If the file has a mistake, nothing changes.
 pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
@@ -86,25 +84,15 @@ impl Plan {
                 .push(format!("guest {name}, which leaves: reload again when it has left"));
             return Ok(());
         }
-        let is: GuestSpec = guest.spec.parse()?;
-        let named = if guest.named.is_empty() { &guest.spec } else { &guest.named };
-        let (is_list, wanted_list, named_list) =
-            (list(&is.text)?, list(&wanted.text)?, list(named)?);
-        let differs = |key: &&&str| is_list.get(key) != wanted_list.get(key);
-        let is_new = |key: &&&str| named_list.get(key) != wanted_list.get(key);
-        let changes = keys::POLICY.iter().filter(is_new);
-        let changes = changes.map(|key| (*key, wanted_list.get(key).unwrap_or(DEFAULT)));
-        let changes: KeyValues<'_> = changes.collect();
-        if !changes.pairs().is_empty() {
-            // The values are those of a guest that is right.
-            if let Ok(change) = changes.to_string().parse() {
-                self.change.push((name.clone(), change));
-            }
+        let is = GuestSpec::of_value(guest.spec.clone())?;
+        let named = if guest.named.is_null() { &guest.spec } else { &guest.named };
+        let change = PolicyChange::between(&GuestSpec::of_value(named.clone())?, wanted);
+        if !change.is_empty() {
+            self.change.push((name.clone(), change));
         }
-        if !is.is_same_but_policy(wanted) {
-            let keys = keys::DEVICE.iter().filter(differs);
-            let keys: Vec<_> = keys.copied().collect();
-            self.needs_restart.push(format!("{} of guest {name}", keys.join(", ")));
+        let fixed = is.fixed_differences(wanted);
+        if !fixed.is_empty() {
+            self.needs_restart.push(format!("{} of guest {name}", fixed.join(", ")));
         }
         Ok(())
     }
@@ -127,7 +115,7 @@ impl Plan {
             }
         }
         for (name, change) in &self.change {
-            match set_in_file(control, name, change) {
+            match set(control, name, change, true) {
                 Ok(()) => note(name, Ok(&change.to_string())),
                 Err(error) => note(name, Err(&error)),
             }
@@ -140,10 +128,6 @@ impl Plan {
         }
         failures
     }
-}
-
-fn list(spec: &str) -> Result<KeyValues<'_>, SpecError> {
-    Ok(KeyValues::read(spec, keys::GUEST, &[])?)
 }
 
 /// Returns what differs between a file and the one that the process was started with, beside the guests.
@@ -178,7 +162,7 @@ mod tests {
     fn guest(spec: &str, origin: Origin) -> GuestReport {
         GuestReport {
             name: spec.parse::<GuestSpec>().unwrap().name,
-            spec: spec.to_owned(),
+            spec: spec.into(),
             origin: origin.name().to_owned(),
             ..GuestReport::default()
         }
@@ -251,7 +235,7 @@ mod tests {
     #[test]
     fn policies_that_were_set_stay() {
         let mut set = guest("name=a,vfio-user=/a,rate=3G,qps=9,mws=4", Origin::File);
-        set.named = "name=a,vfio-user=/a,rate=1G,pds=3,mws=5".to_owned();
+        set.named = "name=a,vfio-user=/a,rate=1G,pds=3,mws=5".into();
         let is = report(vec![set]);
         let changes = |wanted: &str| {
             let plan = Plan::new(&file(&[wanted], &[]), &is).unwrap();

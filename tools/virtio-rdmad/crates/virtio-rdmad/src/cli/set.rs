@@ -5,30 +5,29 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::call::{call_with, CallError, INVALID_PARAMETER};
+use super::call::{call_any, CallError};
 use super::options::SetOptions;
 use crate::control::interface::SET_POLICY;
 use crate::spec::PolicyChange;
 
 /// Has the process change the policy of a guest.
 pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {
-    Ok(set(&options.running.control, &options.name, &options.policy)?)
+    Ok(set(&options.running.control, &options.name, &options.policy, false)?)
 }
 
-/// Has the process behind the control socket change the policy of the guest of this name.
-fn set(control: &Path, name: &str, change: &PolicyChange) -> Result<(), CallError> {
-    let parameters = json!({ "name": name, "policy": change.to_string() });
-    call_with(control, SET_POLICY, Some(parameters), &[]).map(|_| ())
-}
-
-/// Has the process do the same because its configuration file says so. A process of an earlier version does not
-/// distinguish that.
-pub fn set_in_file(control: &Path, name: &str, change: &PolicyChange) -> Result<(), CallError> {
-    let parameters = json!({ "name": name, "policy": change.to_string(), "in_file": true });
-    match call_with(control, SET_POLICY, Some(parameters), &[]) {
-        Err(CallError::Refused(_, error, _)) if error == INVALID_PARAMETER => {
-            set(control, name, change)
-        }
-        answer => answer.map(|_| ()),
-    }
+/// Has the process behind the control socket change the policy of the guest of this name, maybe because its
+/// configuration file says so. A process of an earlier version takes a text, or does not distinguish the reason.
+pub fn set(
+    control: &Path,
+    name: &str,
+    change: &PolicyChange,
+    is_in_file: bool,
+) -> Result<(), CallError> {
+    let text = change.to_string();
+    let parameters = [
+        json!({ "name": name, "policy": change.to_value(), "in_file": is_in_file }),
+        json!({ "name": name, "policy": text, "in_file": is_in_file }),
+        json!({ "name": name, "policy": text }),
+    ];
+    call_any(control, SET_POLICY, &parameters, &[]).map(|_| ())
 }

@@ -3,7 +3,7 @@
 
 use std::io::BufRead;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use super::report::EventReport;
 use super::survey::{survey, Surveyed};
 use crate::guest::guests::{AddError, RemoveError, SetError};
 use crate::os::socket::{Kind, Socket};
-use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, SpecError};
+use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, Spec};
 
 /// The interface.
 pub const NAME: &str = "org.virtio-rdma.Daemon";
@@ -78,14 +78,14 @@ impl Daemon {
     }
 
     /// Adds a guest, whose listening socket has come with the call.
-    fn add_guest(&self, spec: &str, origin: Origin) -> Result<Reply, Refused> {
+    fn add_guest(&self, spec: Value, origin: Origin) -> Result<Reply, Refused> {
         let invalid = |reason: &dyn ToString| refused("InvalidSpec", "reason", &reason.to_string());
-        let spec: GuestSpec = spec.parse().map_err(|error| invalid(&error))?;
+        let spec = GuestSpec::of_value(spec).map_err(|error| invalid(&error))?;
         if spec.sockets().any(|path| path.is_relative()) {
             // Whoever removes the socket may do so from another directory.
             return Err(invalid(&"the path of the socket is relative"));
         }
-        let nic = spec.nic.as_ref().map(|_| spec.transport.framing().into());
+        let nic = spec.nic.as_ref().map(|_| spec.transport().framing().into());
         let kinds: Vec<_> = std::iter::once(Kind::Stream).chain(nic).collect();
         let mut sockets = self.sockets(&kinds)?.into_iter();
         let Some(socket) = sockets.next() else { return Err(no_socket(NO_SOCKETS)) };
@@ -113,12 +113,12 @@ impl Daemon {
         }
     }
 
-    fn set_policy(&self, name: &str, policy: &str, in_file: bool) -> Result<Reply, Refused> {
-        let change: PolicyChange = policy.parse().map_err(|error| refused_policy(&error))?;
+    fn set_policy(&self, name: &str, policy: Value, in_file: bool) -> Result<Reply, Refused> {
+        let change = PolicyChange::of_value(policy).map_err(|error| refused_policy(&error))?;
         match self.surveyed.guests.set_policy(name, &change, in_file) {
             Ok(spec) => {
-                tracing::info!(guest = name, policy, "its policy has changed");
-                Ok(Reply::parameters(Some(json!({ "spec": spec }))))
+                tracing::info!(guest = name, policy = %change, "its policy has changed");
+                Ok(Reply::parameters(Some(json!({ "spec": spec.to_map() }))))
             }
             Err(SetError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
             Err(SetError::Spec(error)) => Err(refused_policy(&error.into())),
@@ -130,8 +130,8 @@ impl Daemon {
             Ok(guest) => {
                 let removed = guest.link.worker().is_none();
                 tracing::info!(guest = name, removed, "to leave");
-                let text = |path: &PathBuf| path.to_string_lossy().into_owned();
-                let (socket, nic) = (text(&guest.spec.path), guest.spec.nic.as_ref().map(text));
+                let text = |path: &Path| path.to_string_lossy().into_owned();
+                let (socket, nic) = (text(guest.spec.path()), guest.spec.nic.as_deref().map(text));
                 Ok(parameters(&RemoveReply { socket, nic, removed }))
             }
             Err(RemoveError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
@@ -190,8 +190,7 @@ fn refused_policy(error: &PolicyError) -> Refused {
     let reason = error.to_string();
     let key = match error {
         PolicyError::Fixed(key) => return refused("NotChangeable", "key", key),
-        PolicyError::List(error) | PolicyError::Spec(SpecError::List(error)) => error.key(),
-        PolicyError::Spec(_) => "",
+        PolicyError::Spec(error) => &error.key,
     };
     let parameters = json!({ "key": key, "reason": reason });
     Refused::Error(Reply::error(format!("{NAME}.InvalidPolicy"), Some(parameters)))
@@ -212,6 +211,14 @@ impl Parameters {
             Some(Value::String(text)) => Ok(text),
             _ => Err(Refused::Parameter(name.to_owned())),
         }
+    }
+
+    /// Takes an object, or the text that earlier versions have in its place: the parameter of the first of these names
+    /// that is there.
+    fn object(&mut self, names: &[&str]) -> Result<Value, Refused> {
+        let name = names.iter().find(|name| self.0.contains_key(**name)).unwrap_or(&names[0]);
+        let value = self.0.remove(*name).filter(|value| value.is_object() || value.is_string());
+        value.ok_or_else(|| Refused::Parameter((*name).to_owned()))
     }
 
     /// Takes a flag, which is this if it is not there.
@@ -251,16 +258,16 @@ impl Interface for Daemon {
                 parameters.end()?;
                 Ok(self.status(detail))
             }),
-            ADD_GUEST => parameters.text("spec").and_then(|spec| {
+            ADD_GUEST => parameters.object(&["guest", "spec"]).and_then(|spec| {
                 let is_in_file = parameters.flag("in_file", false)?;
                 parameters.end()?;
-                self.add_guest(&spec, if is_in_file { Origin::File } else { Origin::Call })
+                self.add_guest(spec, if is_in_file { Origin::File } else { Origin::Call })
             }),
             SET_POLICY => parameters.text("name").and_then(|name| {
-                let policy = parameters.text("policy")?;
+                let policy = parameters.object(&["policy"])?;
                 let is_in_file = parameters.flag("in_file", false)?;
                 parameters.end()?;
-                self.set_policy(&name, &policy, is_in_file)
+                self.set_policy(&name, policy, is_in_file)
             }),
             REMOVE_GUEST => parameters.text("name").and_then(|name| {
                 let drain = parameters.flag("drain", false)?;

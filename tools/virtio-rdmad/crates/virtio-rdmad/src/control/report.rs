@@ -104,10 +104,10 @@ pub struct GuestReport {
     pub transport: String,
     /// The path of the socket that its VMM connects to.
     pub socket: String,
-    /// What it is now, as in the option `--guest`.
-    pub spec: String,
-    /// What whoever has named it says it is; nothing of a process that does not tell.
-    pub named: String,
+    /// What it is now: a [`crate::spec::GuestSpec`], which an earlier version writes as a text.
+    pub spec: Value,
+    /// What whoever has named it says it is, likewise; null of a process that does not tell.
+    pub named: Value,
     /// Who has named it: "options", "file" or "call".
     pub origin: String,
     /// The MAC address of its network interface, if the command line has it.

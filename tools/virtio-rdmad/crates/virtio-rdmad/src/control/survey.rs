@@ -18,7 +18,7 @@ use crate::guest::histogram;
 use crate::guest::mailbox::Mailbox;
 use crate::guest::times::Reading;
 use crate::guest::Guest;
-use crate::spec::MAX_GUESTS;
+use crate::spec::{Spec, MAX_GUESTS};
 
 /// The parts of the process that are told of.
 pub struct Surveyed {
@@ -97,12 +97,12 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestR
     GuestReport {
         name: spec.name.clone(),
         network: spec.network.clone(),
-        transport: spec.transport.name().to_owned(),
-        socket: spec.path.to_string_lossy().into_owned(),
-        spec: guest.text(),
-        named: guest.named(),
+        transport: spec.transport().name().to_owned(),
+        socket: spec.path().to_string_lossy().into_owned(),
+        spec: guest.current().to_map().into(),
+        named: guest.named().to_map().into(),
         origin: guest.origin.name().to_owned(),
-        mac: spec.mac.map(format_mac),
+        mac: spec.mac.map(|mac| mac.to_string()),
         connected: guest.link.worker().is_some(),
         refused_vmms: guest.seat.refused(),
         leaving: guest.leaves.load(Ordering::Relaxed),
@@ -177,8 +177,4 @@ fn srq_report(srq: &SrqStatus) -> SrqReport {
 
 fn format_gid(gid: [u8; 16]) -> String {
     Ipv6Addr::from(gid).to_string()
-}
-
-fn format_mac(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -291,7 +291,7 @@ impl Guests {
         socket: Option<&Arc<Socket>>,
     ) -> Result<Option<Nic>, AddError> {
         let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
-        let (Some(_), Some(mac)) = (&spec.nic, spec.mac) else { return Ok(None) };
+        let (Some(_), Some(mac)) = (&spec.nic, spec.mac()) else { return Ok(None) };
         let socket = socket.ok_or_else(|| refuse("the socket of its interface is not there"))?;
         let switch = self.switches.get(&spec.network).ok_or_else(|| {
             refuse("it has no switch for nic=: no guest had nic= when the process started")
@@ -299,7 +299,7 @@ impl Guests {
         if !switch.takes_nics() {
             return Err(refuse("its uplink was opened without guests that have nic="));
         }
-        Ok(Some(Nic::new(&spec.name, mac, spec.transport.framing(), socket.clone())))
+        Ok(Some(Nic::new(&spec.name, mac, spec.transport().framing(), socket.clone())))
     }
 
     /// Tells the uplink of a network, if it has one, which guests there are.
@@ -359,20 +359,20 @@ impl Guests {
         let link = Arc::new(Link::new(mailboxes, index, name.clone(), self.events.clone()));
         let device = fabric.add_device(DeviceConfig {
             name,
-            mac: spec.mac,
-            limits: spec.limits.clone(),
-            policy: spec.policy.clone(),
+            mac: spec.mac(),
+            limits: spec.limits(),
+            policy: spec.policy(),
             rings: spec.rings,
             wake: link.clone(),
         });
         let (rings, work, seat) = Default::default();
         let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
-        let named = kept.as_ref().map_or(&*spec.text, Kept::named).to_owned().into();
+        let named = kept.as_ref().map_or(&spec, Kept::named).clone().into();
         let kept = kept.map(Mutex::new);
-        let text = Mutex::new(spec.text.clone());
+        let current = Mutex::new(spec.clone());
         Guest {
             spec,
-            text,
+            current,
             named,
             origin,
             index,
@@ -394,7 +394,7 @@ impl Guests {
     fn kept(&self, arriving: &mut Arriving) -> Option<Kept> {
         let Keeper { manager, next } = self.keeper.as_ref()?;
         if let Some(mut kept) = arriving.kept.take() {
-            kept.go_on(&arriving.spec.text, arriving.origin);
+            kept.go_on(&arriving.spec, arriving.origin);
             return Some(kept);
         }
         // A later process makes the sockets of its command line and its file itself.
@@ -403,7 +403,7 @@ impl Guests {
         let copy = |socket: &Socket| socket.listener().try_clone().map(OwnedFd::from);
         let listeners: Result<Vec<_>, _> = sockets.filter(|_| is_called).map(copy).collect();
         let number = next.fetch_add(1, Ordering::Relaxed);
-        Kept::new(manager, number, &arriving.spec.text, arriving.origin, listeners.ok()?)
+        Kept::new(manager, number, &arriving.spec, arriving.origin, listeners.ok()?)
     }
 
     /// Returns the fabric of a network, which may be a new one. Those that none of these guests is in go.
@@ -451,13 +451,13 @@ impl Guests {
     }
 
     /// Changes what the guest of this name may do, while it runs; with `in_file` because its configuration file says so.
-    /// Returns what it is now, as in `--guest`.
+    /// Returns what it is now.
     pub fn set_policy(
         &self,
         name: &str,
         change: &PolicyChange,
         in_file: bool,
-    ) -> Result<String, SetError> {
+    ) -> Result<GuestSpec, SetError> {
         let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
         let guest = guest.ok_or_else(|| SetError::Unknown(name.to_owned()))?;
         Ok(guest.set_policy(change, in_file && guest.origin == Origin::File)?)
@@ -525,7 +525,7 @@ impl Guests {
 
 /// Returns the MAC addresses of guests; `None` if one of them has an address that is not known.
 pub fn stations<'a>(guests: impl Iterator<Item = &'a GuestSpec>) -> Option<Vec<Mac>> {
-    guests.map(|guest| guest.mac).collect()
+    guests.map(GuestSpec::mac).collect()
 }
 
 /// Disconnects a VMM that has connected to a guest that has its VMM, unless that one has ended.
@@ -545,7 +545,7 @@ fn refuse_another(guest: &Guest) -> Result<(), Error> {
 
 /// Returns how many descriptors a guest may need besides those of its memory: two for each of its queues, and some more.
 fn descriptors_of(spec: &GuestSpec) -> u64 {
-    let queues: u64 = spec.limits.queue_count(spec.rings).into();
+    let queues: u64 = spec.limits().queue_count(spec.rings).into();
     2 * queues + DESCRIPTORS
 }
 
@@ -564,7 +564,7 @@ fn check<'a>(
         if other.name == spec.name {
             return Err(AddError::Name(spec.name.clone()));
         }
-        if other.network == spec.network && other.mac.is_some() && other.mac == spec.mac {
+        if other.network == spec.network && other.mac().is_some() && other.mac() == spec.mac() {
             return Err(AddError::Mac(spec.network.clone()));
         }
     }
@@ -652,12 +652,13 @@ mod tests {
         let guests = guests();
         let guest = add(&guests, "name=a,rate=1G,qps=9").unwrap();
         let set = |name, change: &str| guests.set_policy(name, &change.parse().unwrap(), false);
-        let text = set("a", "qps=7,pds=3").unwrap();
-        assert_eq!(text, "vhost-user=/s,name=a,rate=1G,qps=7,pds=3");
-        assert_eq!(set("a", "rate=default").unwrap(), "vhost-user=/s,name=a,qps=7,pds=3");
+        let spec = set("a", "qps=7,pds=3").unwrap();
+        assert_eq!(spec.to_string(), "name=a,vhost-user=/s,rate=1G,qps=7,pds=3");
+        let spec = set("a", "rate=default").unwrap();
+        assert_eq!(spec.to_string(), "name=a,vhost-user=/s,qps=7,pds=3");
         let quota = guest.device.status().quota;
         assert_eq!((quota.qps, quota.pds, quota.wire_rate), (7, 3, None));
-        assert_eq!(guest.text(), "vhost-user=/s,name=a,qps=7,pds=3");
+        assert_eq!(guest.current(), spec);
         assert_eq!(set("b", "qps=7"), Err(SetError::Unknown("b".to_owned())));
     }
 

@@ -29,9 +29,9 @@ const NAME: &str = "guest-";
 /// older version of this program goes on with what a newer one has left.
 #[derive(Debug, Deserialize, Serialize)]
 struct Record {
-    /// The guest, as in `--guest`, as it is now.
+    /// The guest as it is now: the text of a [`GuestSpec`], because that is what earlier versions of this program read.
     spec: String,
-    /// The guest as its origin named it. Its policy may have been changed since.
+    /// The guest as its origin named it, likewise. Its policy may have been changed since.
     named: String,
     /// Who has named it.
     origin: Origin,
@@ -121,6 +121,8 @@ pub struct Kept {
     stash: Stash,
     journal: Journal,
     record: Record,
+    /// The guest as its origin named it, as the record has it.
+    named: GuestSpec,
     more: More,
     /// The number of the set of descriptors that belongs to the record.
     set: u64,
@@ -136,15 +138,15 @@ impl Kept {
     pub fn new(
         manager: &Arc<Manager>,
         number: u64,
-        spec: &str,
+        spec: &GuestSpec,
         origin: Origin,
         listeners: Vec<OwnedFd>,
     ) -> Option<Self> {
         let name = format!("{NAME}{number}");
         let begin = || {
             let record = Record {
-                spec: spec.to_owned(),
-                named: spec.to_owned(),
+                spec: spec.to_string(),
+                named: spec.to_string(),
                 origin,
                 leaves: false,
                 has_listener: !listeners.is_empty(),
@@ -153,20 +155,21 @@ impl Kept {
                 message: None,
             };
             let (stash, journal) = (Stash::new()?, Journal::new()?);
-            let (manager, more, set, stream) = (manager.clone(), More::default(), 0, None);
+            let (manager, named) = (manager.clone(), spec.clone());
+            let (more, set, stream) = (More::default(), 0, None);
             let mut kept =
-                Self { manager, name, stash, journal, record, more, set, listeners, stream };
+                Self { manager, name, stash, journal, record, named, more, set, listeners, stream };
             kept.write(Change::Descriptors, &[], None)?;
             kept.manager.keep(&kept.name, &kept.stash.sockets())?;
             Ok::<_, KeepError>(kept)
         };
-        begin().map_err(|error| refused(spec, &error)).ok()
+        begin().map_err(|error| refused(&spec.to_string(), &error)).ok()
     }
 
     /// Goes on to keep a guest that another process has served, which is now as `spec` says. No connection of it is
     /// kept before [`Self::connect`].
-    pub fn go_on(&mut self, spec: &str, origin: Origin) {
-        spec.clone_into(&mut self.record.spec);
+    pub fn go_on(&mut self, spec: &GuestSpec, origin: Origin) {
+        self.record.spec = spec.to_string();
         self.record.origin = origin;
         if origin != Origin::Call {
             self.listeners.clear();
@@ -185,20 +188,21 @@ impl Kept {
     }
 
     /// Returns how the guest's origin names it.
-    pub fn named(&self) -> &str {
-        &self.record.named
+    pub fn named(&self) -> &GuestSpec {
+        &self.named
     }
 
     /// Notes that the guest's origin names it so now.
-    pub fn set_named(&mut self, named: &str) {
-        named.clone_into(&mut self.record.named);
+    pub fn set_named(&mut self, named: &GuestSpec) {
+        self.record.named = named.to_string();
+        named.clone_into(&mut self.named);
     }
 
     /// Keeps the guest as it is from now on, after a change of its policy.
-    pub fn set_spec(&mut self, spec: &str) {
-        spec.clone_into(&mut self.record.spec);
+    pub fn set_spec(&mut self, spec: &GuestSpec) {
+        self.record.spec = spec.to_string();
         if let Err(error) = self.write_record() {
-            refused(spec, &error);
+            refused(&self.record.spec, &error);
         }
     }
 
@@ -380,8 +384,6 @@ pub struct Left {
     pub kept: Kept,
     /// The guest.
     pub spec: GuestSpec,
-    /// The guest as its origin had named it, in the form of `--guest`. Its policy may have been changed since.
-    pub named: String,
     /// Who had named it.
     pub origin: Origin,
     /// The socket that its VMM connects to, if that was kept.
@@ -485,7 +487,7 @@ impl Inherited {
     /// Returns whether the sockets of this guest are to have the same owner and mode as those that are there.
     pub fn has_access_of(&self, spec: &GuestSpec) -> bool {
         let mut olds = self.guests.iter().map(|guest| &guest.spec);
-        olds.find(|old| old.name == spec.name).is_some_and(|old| old.access == spec.access)
+        olds.find(|old| old.name == spec.name).is_some_and(|old| old.access() == spec.access())
     }
 
     /// Takes the guest of this name out, if there is one.
@@ -513,6 +515,7 @@ impl Left {
             descriptor => Ok(descriptor.flatten()),
         };
         let spec: GuestSpec = record.spec.parse()?;
+        let named: GuestSpec = record.named.parse()?;
         let listener = take(record.has_listener)?;
         let nic = take(record.has_listener && spec.nic.is_some())?;
         let stream = take(record.connection.is_some())?;
@@ -525,7 +528,7 @@ impl Left {
         }
         let more = more.unwrap_or(More { of_state, ..More::default() });
         let since = record.left;
-        let (named, origin) = (record.named.clone(), record.origin);
+        let origin = record.origin;
         let connected = stream.zip(record.connection.clone()).map(|(stream, bytes)| Connected {
             stream: stream.into(),
             said: Some(Said { state: State { bytes, descriptors }, image }),
@@ -533,9 +536,10 @@ impl Left {
         let listeners = listener.iter().chain(&nic).map(OwnedFd::try_clone);
         let listeners = listeners.collect::<Result<_, _>>()?;
         let (manager, name, set, stream) = (manager.clone(), name.to_owned(), entry.set, None);
-        let kept = Kept { manager, name, stash, journal, record, more, set, listeners, stream };
+        let kept =
+            Kept { manager, name, stash, journal, record, named, more, set, listeners, stream };
         let is_fenced = false;
-        Ok(Self { kept, spec, named, origin, listener, nic, connected, is_fenced, since })
+        Ok(Self { kept, spec, origin, listener, nic, connected, is_fenced, since })
     }
 }
 

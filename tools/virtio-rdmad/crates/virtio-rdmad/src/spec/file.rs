@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 use toml::Spanned;
 
-use super::guest::{GuestSpec, SpecError};
-use super::key_values::KeyValues;
-use super::keys;
-use super::uplink::{self, UplinkError, UplinkSpec};
+use super::form::{in_object, in_text, Map, Spec, SpecError};
+use super::guest::GuestSpec;
+use super::uplink::UplinkSpec;
 
 /// The tables of the file.
 pub const TABLES: [&str; 2] = ["guest", "uplink"];
@@ -23,9 +23,6 @@ pub const TABLES: [&str; 2] = ["guest", "uplink"];
 /// value.
 pub type ReadOption = fn(&str, &DeValue<'_>) -> Result<String, Mistake>;
 
-/// Keys of a guest whose value is a list.
-const LISTS: [&str; 4] = ["gid", "vlan", "dscp", "pcp"];
-
 /// What a configuration file says.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
@@ -33,8 +30,8 @@ pub struct ConfigFile {
     pub options: BTreeMap<String, String>,
     /// The guests.
     pub guests: Vec<GuestSpec>,
-    /// The uplinks, each as on the command line and as it was read.
-    pub uplinks: Vec<(String, UplinkSpec)>,
+    /// The uplinks.
+    pub uplinks: Vec<UplinkSpec>,
 }
 
 /// Why a configuration file cannot be used.
@@ -43,12 +40,18 @@ pub enum ConfigError {
     /// It cannot be read.
     #[error("{path}: {error}", path = .0.display(), error = .1)]
     Read(PathBuf, std::io::Error),
-    /// There is a mistake in it.
-    #[error("{path}:{error}", path = .0.display(), error = .1)]
-    Wrong(PathBuf, WrongLine),
+    /// There are mistakes in it.
+    #[error("{}", lines(.0, .1))]
+    Wrong(PathBuf, Vec<WrongLine>),
     /// There is nothing to do for a process that is started by it.
     #[error("{path}: there is neither a guest nor control", path = .0.display())]
     Nothing(PathBuf),
+}
+
+/// Returns a line for each mistake of a file.
+fn lines(path: &Path, mistakes: &[WrongLine]) -> String {
+    let lines = mistakes.iter().map(|wrong| format!("{}:{wrong}", path.display()));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// A mistake, and the line that it is in, counted from 1.
@@ -72,14 +75,6 @@ pub enum Mistake {
     /// It is not TOML.
     #[error("{0}")]
     Syntax(String),
-    /// A key does not exist.
-    #[error("unknown key \"{key}\"; there are {}", known.join(", "))]
-    UnknownKey {
-        /// The key.
-        key: String,
-        /// The keys that exist.
-        known: Vec<String>,
-    },
     /// A key has a value of another kind.
     #[error("{key}: this is {found}, and not {wanted}")]
     Kind {
@@ -90,18 +85,12 @@ pub enum Mistake {
         /// What kind of value it can have.
         wanted: &'static str,
     },
-    /// A value has a comma, which ends values on the command line.
-    #[error("{0}: a value cannot have a comma")]
-    Comma(String),
     /// An option cannot have its value.
     #[error("{0}")]
     Option(String),
-    /// A guest is not right.
+    /// An option does not exist, or a guest or an uplink is not right.
     #[error(transparent)]
-    Guest(#[from] SpecError),
-    /// An uplink is not right.
-    #[error(transparent)]
-    Uplink(#[from] UplinkError),
+    Spec(#[from] SpecError),
     /// The path of a socket is relative: it would depend on who reads the file.
     #[error("the path {path} is relative", path = .0.display())]
     Relative(PathBuf),
@@ -124,172 +113,147 @@ impl ConfigFile {
     pub fn read(path: &Path, option: ReadOption) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|error| ConfigError::Read(path.to_owned(), error))?;
-        Self::parse(&text, option).map_err(|error| ConfigError::Wrong(path.to_owned(), error))
+        Self::parse(&text, option).map_err(|mistakes| ConfigError::Wrong(path.to_owned(), mistakes))
     }
 
     /// Returns what it says beside the guests, by the names of options. The uplink of a network is named after it.
     pub fn settings(&self) -> BTreeMap<String, String> {
         let uplinks = self.uplinks.iter();
-        let uplinks =
-            uplinks.map(|(text, spec)| (format!("uplink {}", spec.network), text.clone()));
+        let uplinks = uplinks.map(|spec| (format!("uplink {}", spec.network), spec.to_string()));
         self.options.clone().into_iter().chain(uplinks).collect()
     }
 
-    pub(crate) fn parse(text: &str, option: ReadOption) -> Result<Self, WrongLine> {
-        let lines = Lines(text);
-        let table = DeTable::parse(text).map_err(|error| {
+    /// Reads the text of a file. The mistakes that this returns are in the order of their lines.
+    pub(crate) fn parse(text: &str, option: ReadOption) -> Result<Self, Vec<WrongLine>> {
+        let mut reader = Reader { text, mistakes: Vec::new() };
+        let (table, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
             let at = error.span().map_or(0, |span| span.start);
-            lines.wrong(at, Mistake::Syntax(error.message().to_owned()))
-        })?;
-        let mut this = Self::default();
-        for (key, value) in table.get_ref() {
-            let (name, at) = (key.get_ref().as_ref(), key.span().start);
-            match name {
-                "guest" => this.read_guests(&lines, value)?,
-                "uplink" => this.read_uplinks(&lines, value)?,
-                _ => {
-                    let value =
-                        option(name, value.get_ref()).map_err(|why| lines.wrong(at, why))?;
-                    this.options.insert(name.to_owned(), value);
-                }
+            reader.note(at, Mistake::Syntax(error.message().to_owned()));
+        }
+        // What the parser makes of a line with an error may have further mistakes.
+        let is_toml = reader.mistakes.is_empty();
+        let mut file = Self::default();
+        for (key, value) in table.get_ref().iter().filter(|_| is_toml) {
+            match key.get_ref().as_ref() {
+                "guest" => file.guests = reader.guests(value),
+                "uplink" => file.uplinks = reader.uplinks(value),
+                name => match option(&in_text(name), value.get_ref()) {
+                    Ok(value) => drop(file.options.insert(in_text(name), value)),
+                    Err(why) => reader.note(key.span().start, why),
+                },
             }
         }
-        Ok(this)
+        reader.mistakes.sort_by_key(|mistake| mistake.line);
+        if reader.mistakes.is_empty() {
+            Ok(file)
+        } else {
+            Err(reader.mistakes)
+        }
+    }
+}
+
+/// The key of an array of tables, and what the array has to be.
+type Named = (&'static str, &'static str);
+
+/// Reads a file, and collects the mistakes.
+struct Reader<'a> {
+    text: &'a str,
+    mistakes: Vec<WrongLine>,
+}
+
+impl Reader<'_> {
+    /// Notes a mistake at a position, in bytes.
+    fn note(&mut self, at: usize, mistake: Mistake) {
+        let before = self.text.as_bytes().iter().take(at);
+        let line = 1 + before.filter(|byte| **byte == b'\n').count();
+        self.mistakes.push(WrongLine { line, mistake });
     }
 
-    fn read_guests(
-        &mut self,
-        lines: &Lines<'_>,
-        value: &Spanned<DeValue<'_>>,
-    ) -> Result<(), WrongLine> {
+    fn guests(&mut self, value: &Spanned<DeValue<'_>>) -> Vec<GuestSpec> {
         let (mut names, mut macs, mut paths) = (HashSet::new(), HashSet::new(), HashSet::new());
-        for table in tables(lines, "guest", value)? {
-            let wrong = |why| lines.wrong(table.span().start, why);
-            let text = list(lines, table, keys::GUEST)?;
-            let guest: GuestSpec = text.parse().map_err(|error: SpecError| {
-                let key = if let SpecError::List(error) = &error { error.key() } else { "" };
-                lines.wrong(place_of(table, key), error.into())
-            })?;
-            if !names.insert(guest.name.clone()) {
-                return Err(wrong(Mistake::Name(guest.name)));
+        let guests = self.tables::<GuestSpec>(value, ("guest", "tables [[guest]]"));
+        for (at, guest) in &guests {
+            if !names.insert(&guest.name) {
+                self.note(*at, Mistake::Name(guest.name.clone()));
             }
-            if guest.mac.is_some() && !macs.insert((guest.network.clone(), guest.mac)) {
-                return Err(wrong(Mistake::Mac(guest.network)));
+            if guest.mac().is_some() && !macs.insert((&guest.network, guest.mac())) {
+                self.note(*at, Mistake::Mac(guest.network.clone()));
             }
             for path in guest.sockets() {
                 if !path.is_absolute() {
-                    return Err(wrong(Mistake::Relative(path.clone())));
+                    self.note(*at, Mistake::Relative(path.clone()));
                 }
-                if !paths.insert(path.clone()) {
-                    return Err(wrong(Mistake::Path(path.clone())));
+                if !paths.insert(path) {
+                    self.note(*at, Mistake::Path(path.clone()));
                 }
             }
-            self.guests.push(guest);
         }
-        Ok(())
+        guests.into_iter().map(|(_, guest)| guest).collect()
     }
 
-    fn read_uplinks(
-        &mut self,
-        lines: &Lines<'_>,
-        value: &Spanned<DeValue<'_>>,
-    ) -> Result<(), WrongLine> {
-        for table in tables(lines, "uplink", value)? {
-            let wrong = |why| lines.wrong(table.span().start, why);
-            let text = list(lines, table, uplink::KEYS)?;
-            let uplink: UplinkSpec = text.parse().map_err(|error: UplinkError| {
-                let key = if let UplinkError::List(error) = &error { error.key() } else { "" };
-                lines.wrong(place_of(table, key), error.into())
-            })?;
-            if self.uplinks.iter().any(|(_, other)| other.network == uplink.network) {
-                return Err(wrong(Mistake::UplinkTwice(uplink.network)));
+    fn uplinks(&mut self, value: &Spanned<DeValue<'_>>) -> Vec<UplinkSpec> {
+        let mut networks = HashSet::new();
+        let uplinks = self.tables::<UplinkSpec>(value, ("uplink", "tables [[uplink]]"));
+        for (at, uplink) in &uplinks {
+            if !networks.insert(&uplink.network) {
+                self.note(*at, Mistake::UplinkTwice(uplink.network.clone()));
             }
-            self.uplinks.push((text, uplink));
         }
-        Ok(())
+        uplinks.into_iter().map(|(_, uplink)| uplink).collect()
     }
-}
 
-/// The text of a file, in which positions are found.
-struct Lines<'a>(&'a str);
-
-impl Lines<'_> {
-    /// Returns a mistake at a position, in bytes.
-    fn wrong(&self, at: usize, mistake: Mistake) -> WrongLine {
-        let before = self.0.as_bytes().iter().take(at);
-        WrongLine { line: 1 + before.filter(|byte| **byte == b'\n').count(), mistake }
-    }
-}
-
-/// Returns the tables of an array of tables.
-fn tables<'t, 'i>(
-    lines: &Lines<'_>,
-    key: &str,
-    value: &'t Spanned<DeValue<'i>>,
-) -> Result<Vec<&'t Spanned<DeValue<'i>>>, WrongLine> {
-    let wanted = if key == "guest" { "tables [[guest]]" } else { "tables [[uplink]]" };
-    let wrong = |of: &Spanned<DeValue<'_>>| {
-        let found = of.get_ref().type_str();
-        lines.wrong(of.span().start, Mistake::Kind { key: key.to_owned(), found, wanted })
-    };
-    let array = value.get_ref().as_array().ok_or_else(|| wrong(value))?;
-    let all: Vec<_> = array.iter().collect();
-    match all.iter().find(|table| !table.get_ref().is_table()) {
-        Some(other) => Err(wrong(other)),
-        None => Ok(all),
-    }
-}
-
-/// Returns where a key of a table stands, or where the table begins that does not have the key.
-fn place_of(table: &Spanned<DeValue<'_>>, key: &str) -> usize {
-    let mut keys = table.get_ref().as_table().into_iter().flatten().map(|(key, _)| key);
-    keys.find(|each| each.get_ref() == key).map_or(table.span().start, |key| key.span().start)
-}
-
-/// Returns a table as a list for the command line, with its keys in the order in which they are `known`.
-fn list(
-    lines: &Lines<'_>,
-    table: &Spanned<DeValue<'_>>,
-    known: &'static [&'static str],
-) -> Result<String, WrongLine> {
-    let mut values: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    for (key, value) in table.get_ref().as_table().into_iter().flatten() {
-        let (name, wrong) = (key.get_ref(), |why| lines.wrong(key.span().start, why));
-        let Some(place) = known.iter().position(|each| each == name) else {
-            let known = known.iter().map(|key| (*key).to_owned()).collect();
-            return Err(wrong(Mistake::UnknownKey { key: name.to_string(), known }));
+    /// Reads the tables of an array of tables. Returns those without a mistake, and where they begin.
+    fn tables<T: Spec>(&mut self, value: &Spanned<DeValue<'_>>, named: Named) -> Vec<(usize, T)> {
+        let DeValue::Array(tables) = value.get_ref() else {
+            self.note_kind(value, named);
+            return Vec::new();
         };
-        let mut texts = texts(name, value.get_ref()).map_err(wrong)?;
-        if texts.iter().any(|text| text.contains(',')) {
-            return Err(wrong(Mistake::Comma(name.to_string())));
-        }
-        if LISTS.contains(&known[place]) {
-            texts = vec![texts.join("+")];
-        } else if !uplink::REPEATABLE.contains(&known[place]) {
-            require_one(name, &texts).map_err(wrong)?;
-        }
-        values.insert(place, texts);
+        tables.iter().filter_map(|table| self.table(table, named)).collect()
     }
-    let pairs = values
-        .iter()
-        .flat_map(|(place, texts)| texts.iter().map(|text| (known[*place], text.as_str())));
-    Ok(pairs.collect::<KeyValues<'_>>().to_string())
+
+    fn note_kind(&mut self, value: &Spanned<DeValue<'_>>, (key, wanted): Named) {
+        let (key, found) = (key.to_owned(), value.get_ref().type_str());
+        self.note(value.span().start, Mistake::Kind { key, found, wanted });
+    }
+
+    /// Reads a table. After a mistake, it goes on without the key.
+    fn table<T: Spec>(&mut self, table: &Spanned<DeValue<'_>>, named: Named) -> Option<(usize, T)> {
+        let DeValue::Table(keys) = table.get_ref() else {
+            self.note_kind(table, named);
+            return None;
+        };
+        let (mut map, before) = (Map::new(), self.mistakes.len());
+        for (key, value) in keys {
+            match texts(key.get_ref(), value.get_ref()) {
+                Ok(value) => drop(map.insert(key.get_ref().to_string(), value)),
+                Err(why) => self.note(key.span().start, why),
+            }
+        }
+        loop {
+            let error = match T::of_map(map.clone()) {
+                Ok(_) if self.mistakes.len() > before => return None,
+                Ok(spec) => return Some((table.span().start, spec)),
+                Err(error) => error,
+            };
+            let mut keys = keys.iter().map(|(key, _)| key);
+            let key = keys.find(|key| in_object(key.get_ref()) == in_object(&error.key));
+            let known = key.and_then(|key| map.remove(key.get_ref().as_ref()));
+            // Without the keys that were wrong, others may be missing.
+            if known.is_some() || self.mistakes.len() == before {
+                self.note(key.map_or(table.span(), Spanned::span).start, error.into());
+            }
+            known.as_ref()?;
+        }
+    }
 }
 
-/// Fails if a key has several values.
-pub fn require_one(key: &str, texts: &[String]) -> Result<(), Mistake> {
-    if texts.len() == 1 {
-        return Ok(());
-    }
-    Err(Mistake::Kind { key: key.to_owned(), found: "array", wanted: "one value" })
-}
-
-/// Returns a value, or the values of an array, as on the command line.
-pub fn texts(key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Mistake> {
+/// Returns a value with its parts as texts, as on the command line.
+pub fn texts(key: &str, value: &DeValue<'_>) -> Result<Value, Mistake> {
     let one = |value: &DeValue<'_>| match value {
-        DeValue::String(text) => Ok(text.to_string()),
-        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
-        DeValue::Boolean(is_on) => Ok(if *is_on { "on" } else { "off" }.to_owned()),
+        DeValue::String(text) => Ok(text.to_string().into()),
+        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().into()),
+        DeValue::Boolean(is_on) => Ok(if *is_on { "on" } else { "off" }.into()),
         other => Err(Mistake::Kind {
             key: key.to_owned(),
             found: other.type_str(),
@@ -300,6 +264,6 @@ pub fn texts(key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Mistake> {
         DeValue::Array(values) if values.iter().next().is_some() => {
             values.iter().map(|value| one(value.get_ref())).collect()
         }
-        value => Ok(vec![one(value)?]),
+        value => one(value),
     }
 }

@@ -1,184 +1,98 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a guest may do: the keys of a `--guest` that may change while the guest is there.
+//! What a guest may do: the keys that may change while the guest is there.
 
-use std::net::IpAddr;
-use std::ops::RangeInclusive;
+use engine::{AddressRights, AllowedValues, DevicePolicy, Quota, TrafficClasses, VlanList};
 
-use engine::{
-    AddressRights, AllowedValues, DevicePolicy, GidPrefix, Quota, TrafficClasses, VlanList,
-};
+use super::form::{self, Spec};
+use super::guest::GuestSpec;
+use super::text::{List, Range};
+use super::values::{Prefix, Vlans};
 
-use super::key_values::{number, KeyValues, ListError};
+/// How many keys of a guest are about its device. Those behind them are its policy.
+const OF_DEVICE: usize = 12;
 
-/// Reads the policy of a guest.
-///
-/// # Errors
-///
-/// A key has a value that it cannot have.
-pub fn read(list: &KeyValues<'_>) -> Result<DevicePolicy, ListError> {
-    let addresses = AddressRights {
-        gids: list.get("gid").map(gid_list).transpose()?,
-        vlans: list.get("vlan").map(vlan_list).transpose()?,
-    };
-    Ok(DevicePolicy { addresses, classes: classes(list)?, quota: quota(list)? })
-}
+/// The keys of the policy.
+pub const KEYS: &[&str] = GuestSpec::KEYS.split_at(OF_DEVICE).1;
 
-fn classes(list: &KeyValues<'_>) -> Result<TrafficClasses, ListError> {
-    let dscp = "a DSCP of 0 to 63 or a range of these such as 8-15";
-    let pcp = "a priority of 0 to 7 or a range of these such as 0-3";
-    Ok(TrafficClasses { dscp: values(list, "dscp", 63, dscp)?, pcp: values(list, "pcp", 7, pcp)? })
-}
-
-fn quota(list: &KeyValues<'_>) -> Result<Quota, ListError> {
-    let all = Quota::default();
-    Ok(Quota {
-        qps: number(list, "qps")?.unwrap_or(all.qps),
-        cqs: number(list, "cqs")?.unwrap_or(all.cqs),
-        srqs: number(list, "srqs")?.unwrap_or(all.srqs),
-        mrs: number(list, "mrs")?.unwrap_or(all.mrs),
-        mws: number(list, "mws")?.unwrap_or(all.mws),
-        pds: number(list, "pds")?.unwrap_or(all.pds),
-        groups: list.get("groups").map(groups).transpose()?.unwrap_or(all.groups),
-        memory: list.get("memory").map(memory).transpose()?.unwrap_or(all.memory),
-        wire_rate: list.get("rate").map(rate).transpose()?,
-        message_rate: list.get("message-rate").map(message_rate).transpose()?,
-    })
-}
-
-/// Reads a number that may have a unit, one of these letters, each of which is `base` times as much as the one before.
-fn with_unit(text: &str, units: &str, base: u64) -> Option<u64> {
-    let unit = text.chars().last().and_then(|last| units.find(last));
-    let (digits, power) = match unit {
-        Some(at) => (&text[..text.len() - 1], u32::try_from(at).ok()? + 1),
-        None => (text, 0),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(base.checked_pow(power)?)
-}
-
-/// Reads a number of bits per second, such as 10G, and returns it as bytes per second.
-fn rate(value: &str) -> Result<u64, ListError> {
-    let wanted = "a number of bits per second of at least 8K, such as 500M or 10G";
-    match with_unit(value, "KMG", 1000) {
-        Some(bits) if bits >= 8_000 => Ok(bits / 8),
-        _ => Err(ListError::value("rate", value, wanted)),
-    }
-}
-
-/// Reads a number of work requests per second, such as 500K.
-fn message_rate(value: &str) -> Result<u64, ListError> {
-    let wanted = "a number of work requests per second of at least 1, such as 500K or 2M";
-    match with_unit(value, "KMG", 1000) {
-        Some(rate) if rate >= 1 => Ok(rate),
-        _ => Err(ListError::value("message-rate", value, wanted)),
-    }
-}
-
-/// Reads a number of bytes, such as 4G.
-fn memory(value: &str) -> Result<u64, ListError> {
-    let wanted = "a number of bytes of at least 4K, such as 512M or 4G";
-    match with_unit(value, "KMGT", 1024) {
-        Some(bytes) if bytes >= 4096 => Ok(bytes),
-        _ => Err(ListError::value("memory", value, wanted)),
-    }
-}
-
-/// Reads a number of multicast groups. A guest needs none of them, so 0 is such a number.
-fn groups(value: &str) -> Result<u32, ListError> {
-    let error =
-        || ListError::value("groups", value, "a number of multicast groups, such as 0 or 16");
-    Some(value)
-        .filter(|value| !value.starts_with('+'))
-        .ok_or_else(error)?
-        .parse()
-        .map_err(|_| error())
-}
-
-/// Reads IP addresses and prefixes with `+` between them, and returns them as GIDs. An IPv4 address
-/// becomes the IPv6 address that it is mapped to (RFC 4291, section 2.5.5.2).
-fn gid_list(list: &str) -> Result<Vec<GidPrefix>, ListError> {
-    list.split('+').map(gid_prefix).collect()
-}
-
-fn gid_prefix(text: &str) -> Result<GidPrefix, ListError> {
-    let error = || {
-        let wanted = "an IP address or a prefix such as 10.0.0.0/24";
-        ListError::value("gid", text, wanted)
-    };
-    let (address, length) = match text.split_once('/') {
-        Some((address, length)) => (address, Some(length.parse::<u32>().map_err(|_| error())?)),
-        None => (text, None),
-    };
-    let (gid, bits, mapped) = match address.parse::<IpAddr>().map_err(|_| error())? {
-        IpAddr::V4(address) => (address.to_ipv6_mapped(), 32, 96),
-        IpAddr::V6(address) => (address, 128, 0),
-    };
-    let length = length.unwrap_or(bits);
-    if length > bits {
-        return Err(error());
-    }
-    GidPrefix::new(gid.octets(), mapped + length).ok_or_else(error)
-}
-
-/// Reads the numbers and ranges of a key, each of at most `most`, with `+` between them. All values are allowed if the
-/// key is not there.
-fn values(
-    list: &KeyValues<'_>,
-    key: &'static str,
-    most: u8,
-    wanted: &'static str,
-) -> Result<AllowedValues, ListError> {
-    let Some(text) = list.get(key) else { return Ok(AllowedValues::default()) };
-    let mut values = Vec::new();
-    for entry in text.split('+') {
-        let range = range(entry).filter(|range| *range.end() <= most.into());
-        let range = range.ok_or_else(|| ListError::value(key, entry, wanted))?;
-        values.extend(range.filter_map(|value| u8::try_from(value).ok()));
-    }
-    AllowedValues::new(&values).ok_or_else(|| ListError::value(key, text, wanted))
-}
-
-/// Reads a number, or a range of numbers.
-fn range(entry: &str) -> Option<RangeInclusive<u16>> {
-    let number = |digits: &str| digits.parse::<u16>().ok();
-    let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
-    let (first, last) = (number(first)?, number(last)?);
-    (first <= last).then_some(first..=last)
-}
-
-/// The largest VLAN ID (IEEE 802.1Q).
-const MAX_VLAN: u16 = 4094;
-
-/// Reads numbers and ranges of VLANs, and `none`, with `+` between them.
-fn vlan_list(list: &str) -> Result<VlanList, ListError> {
+fn vlans(list: &List<Vlans>) -> VlanList {
     let mut vlans = VlanList::default();
-    for entry in list.split('+') {
-        if entry == "none" {
-            vlans.untagged = true;
-            continue;
+    for each in &list.0 {
+        match each {
+            Vlans::Untagged => vlans.untagged = true,
+            Vlans::Tagged(Range { first, last }) => vlans.ranges.push(*first..=*last),
         }
-        let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
-        let range = range(entry).filter(|range| *range.end() <= MAX_VLAN);
-        vlans.ranges.push(range.ok_or_else(|| ListError::value("vlan", entry, wanted))?);
     }
-    Ok(vlans)
+    vlans
+}
+
+/// Returns the values of a list; all values are allowed without one.
+fn values<const MOST: u16>(list: Option<&List<Range<MOST>>>) -> AllowedValues {
+    let ranges = list.into_iter().flat_map(|list| &list.0);
+    let values = ranges.flat_map(|range| range.first..=range.last);
+    let values: Vec<_> = values.filter_map(|value| u8::try_from(value).ok()).collect();
+    AllowedValues::new(&values).unwrap_or_default()
+}
+
+impl GuestSpec {
+    /// Returns what the guest may do.
+    pub fn policy(&self) -> DevicePolicy {
+        let gids = |list: &List<Prefix>| list.0.iter().filter_map(Prefix::gids).collect();
+        DevicePolicy {
+            addresses: AddressRights {
+                gids: self.gid.as_ref().map(gids),
+                vlans: self.vlan.as_ref().map(vlans),
+            },
+            classes: TrafficClasses {
+                dscp: values(self.dscp.as_ref()),
+                pcp: values(self.pcp.as_ref()),
+            },
+            quota: self.quota(),
+        }
+    }
+
+    /// Returns the keys, as in a text, that are not as in another specification and do not belong to the policy.
+    pub fn fixed_differences(&self, other: &Self) -> Vec<String> {
+        let (own, others) = (self.to_map(), other.to_map());
+        let differs = |key: &&&str| !KEYS.contains(key) && own.get(**key) != others.get(**key);
+        Self::KEYS.iter().filter(differs).map(|key| form::in_text(key)).collect()
+    }
+
+    fn quota(&self) -> Quota {
+        let all = Quota::default();
+        Quota {
+            qps: self.qps.map_or(all.qps, |qps| qps.0),
+            cqs: self.cqs.map_or(all.cqs, |cqs| cqs.0),
+            srqs: self.srqs.map_or(all.srqs, |srqs| srqs.0),
+            mrs: self.mrs.map_or(all.mrs, |mrs| mrs.0),
+            mws: self.mws.map_or(all.mws, |mws| mws.0),
+            pds: self.pds.map_or(all.pds, |pds| pds.0),
+            groups: self.groups.map_or(all.groups, |groups| groups.0),
+            memory: self.memory.map_or(all.memory, |memory| memory.0),
+            // The engine counts bytes.
+            wire_rate: self.rate.map(|rate| rate.0 / 8),
+            message_rate: self.message_rate.map(|rate| rate.0),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{GuestSpec, SpecError};
+    use engine::GidPrefix;
+
+    use super::super::SpecError;
     use super::*;
 
     fn parse(keys: &str) -> Result<DevicePolicy, SpecError> {
         let spec = format!("name=a,vfio-user=b,{keys}").parse::<GuestSpec>();
-        spec.map(|guest| guest.policy)
+        spec.map(|guest| guest.policy())
     }
 
     /// Checks that a key can have none of these values.
-    fn check_refused(key: &'static str, values: &[&str]) {
+    fn check_refused(key: &str, values: &[&str]) {
         for value in values {
             let error = parse(&format!("{key}={value}")).unwrap_err();
             assert!(
-                matches!(error, SpecError::List(ListError::Value { key: of, .. }) if of == key),
+                error.key == key && error.to_string().contains("\" is not "),
                 "{key}={value}: {error}"
             );
         }

@@ -1,206 +1,218 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `--uplink`: the way from a network to other hosts.
 
+use std::fmt::{Display, Formatter};
 use std::net::IpAddr;
-use std::num::NonZeroU16;
 use std::str::FromStr;
 
-use network::{vxlan, TunnelSpec, WaySpec};
+use network::vxlan::{self, Vni};
+use network::{TunnelSpec, WaySpec};
+use serde::{Deserialize, Serialize};
 
-use super::key_values::{self, KeyValues, ListError};
+use super::form::{self, Spec, SpecError};
+use super::guest::default_network;
+use super::text::{as_text, List, Number, Text};
 
 /// Most other ends of a tunnel. A frame for a group goes to each of them.
 const MOST_REMOTES: usize = 64;
 
-/// One `--uplink`.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// One `--uplink`, or one `[[uplink]]`.
+#[derive(Clone, Debug, Eq, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct UplinkSpec {
-    /// What carries the packets.
-    pub way: WaySpec,
-    /// The network whose packets it carries.
+    /// The tap that carries the packets.
+    tap: Option<String>,
+    /// The network interface that carries the packets.
+    interface: Option<String>,
+    /// The number of the tunnel that carries the packets.
+    vxlan: Option<Number<u32, 0, 0xff_ffff>>,
+    /// The address of this end of the tunnel.
+    local: Option<Host>,
+    /// The addresses of its other ends.
+    remote: Option<List<Host>>,
+    /// The UDP port of all its ends.
+    port: Option<Number<u16, 1, 65535>>,
+    /// The network whose packets are carried.
+    #[serde(default = "default_network")]
     pub network: String,
 }
 
-/// What is wrong with an `--uplink`.
-#[derive(Debug, Eq, PartialEq, thiserror::Error)]
-pub enum UplinkError {
-    /// The list of keys and values is not right.
-    #[error(transparent)]
-    List(#[from] ListError),
-    /// A key belongs to a tunnel.
-    #[error("\"{0}\" is for vxlan only")]
-    NotATunnel(&'static str),
-    /// There are two ways.
-    #[error("{0} and {1} exclude each other")]
-    TwoWays(&'static str, &'static str),
-    /// An address cannot be the other end.
-    #[error("remote: {0} and the local address are not of the same version of IP")]
-    Versions(IpAddr),
-    /// An address is both ends, or twice the other end.
-    #[error("remote: {0} is an end of the tunnel already")]
-    SameEnd(IpAddr),
-    /// There are too many other ends.
-    #[error("more than {MOST_REMOTES} remotes")]
-    Remotes,
-}
-
-/// The keys of an `--uplink`.
-pub const KEYS: &[&str] = &["tap", "interface", "vxlan", "local", "remote", "port", "network"];
-/// Those of them that may be there more than once.
-pub const REPEATABLE: &[&str] = &["remote"];
-
-/// Those of them that say what carries the packets, one of which must be there, and that of a tunnel.
-const WAYS: [&str; 3] = ["tap", "interface", TUNNEL];
+/// What an uplink must have one of.
 const ANY_WAY: &str = "tap=NAME, interface=NAME or vxlan=VNI";
-const TUNNEL: &str = "vxlan";
+
+impl Spec for UplinkSpec {
+    const KEYS: &'static [&'static str] =
+        &["tap", "interface", "vxlan", "local", "remote", "port", "network"];
+
+    fn check(&self) -> Result<(), SpecError> {
+        self.way().map(|_| ())
+    }
+}
 
 impl FromStr for UplinkSpec {
-    type Err = UplinkError;
+    type Err = SpecError;
 
-    fn from_str(spec: &str) -> Result<Self, UplinkError> {
-        let list = KeyValues::read(spec, KEYS, REPEATABLE)?;
-        let mut ways = WAYS.iter().filter_map(|way| Some((*way, list.get(way)?)));
-        let (key, name) = ways.next().ok_or(ListError::Missing(ANY_WAY))?;
-        if let Some((other, _)) = ways.next() {
-            return Err(UplinkError::TwoWays(key, other));
-        }
-        if key != TUNNEL {
-            check_no_tunnel(&list)?;
-        }
-        let way = match key {
-            TUNNEL => WaySpec::Tunnel(tunnel(&list, name)?),
-            "tap" => WaySpec::Tap(name.to_owned()),
-            _ => WaySpec::Interface(name.to_owned()),
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::of_map(form::map_of_text(text)?)
+    }
+}
+
+impl Display for UplinkSpec {
+    /// Writes the value of `--uplink`.
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&form::text_of(Self::KEYS, &self.to_map()))
+    }
+}
+
+impl UplinkSpec {
+    /// Returns what carries the packets.
+    ///
+    /// # Errors
+    ///
+    /// That is not said, or the keys do not go together.
+    pub fn way(&self) -> Result<WaySpec, SpecError> {
+        let two = |one, other| SpecError::new(format!("{one} and {other} exclude each other"));
+        let way = match (&self.tap, &self.interface, &self.vxlan) {
+            (None, None, None) => return Err(SpecError::missing(ANY_WAY)),
+            (Some(_), Some(_), _) => return Err(two("tap", "interface")),
+            (Some(_), _, Some(_)) => return Err(two("tap", "vxlan")),
+            (_, Some(_), Some(_)) => return Err(two("interface", "vxlan")),
+            (_, _, Some(vni)) => return self.tunnel(vni.0).map(WaySpec::Tunnel),
+            (Some(name), ..) => WaySpec::Tap(name.clone()),
+            (_, Some(name), _) => WaySpec::Interface(name.clone()),
         };
-        Ok(Self { way, network: list.get("network").unwrap_or("default").to_owned() })
-    }
-}
-
-/// Refuses what only a tunnel has.
-fn check_no_tunnel(list: &KeyValues<'_>) -> Result<(), UplinkError> {
-    match ["local", "port", "remote"].into_iter().find(|key| list.get(key).is_some()) {
-        Some(key) => Err(UplinkError::NotATunnel(key)),
-        None => Ok(()),
-    }
-}
-
-fn tunnel(list: &KeyValues<'_>, vni: &str) -> Result<TunnelSpec, UplinkError> {
-    let vni = key_values::parse(TUNNEL, vni, "a number of 0 to 16777215")?;
-    let local = list.get("local").ok_or(ListError::Missing("local=ADDRESS"))?;
-    let local = host("local", local)?;
-    let port = list.parse("port", "a port of 1 to 65535")?.map_or(vxlan::PORT, NonZeroU16::get);
-    Ok(TunnelSpec { vni, local, remotes: remotes(list, local)?, port })
-}
-
-fn remotes(list: &KeyValues<'_>, local: IpAddr) -> Result<Vec<IpAddr>, UplinkError> {
-    let mut remotes = Vec::new();
-    for text in list.all("remote") {
-        let remote = host("remote", text)?;
-        if remote.is_ipv4() != local.is_ipv4() {
-            return Err(UplinkError::Versions(remote));
+        let of_tunnel = [
+            ("local", self.local.is_some()),
+            ("port", self.port.is_some()),
+            ("remote", self.remote.is_some()),
+        ];
+        match of_tunnel.into_iter().find(|(_, is_there)| *is_there) {
+            Some((key, _)) => Err(SpecError::new(format!("\"{key}\" is for vxlan only"))),
+            None => Ok(way),
         }
-        if remote == local || remotes.contains(&remote) {
-            return Err(UplinkError::SameEnd(remote));
-        }
-        remotes.push(remote);
     }
-    match remotes.len() {
-        0 => Err(ListError::Missing("remote=ADDRESS").into()),
-        1..=MOST_REMOTES => Ok(remotes),
-        _ => Err(UplinkError::Remotes),
+
+    fn tunnel(&self, vni: u32) -> Result<TunnelSpec, SpecError> {
+        let vni = Vni::try_from(vni).map_err(|error| SpecError::of("vxlan", &error.to_string()))?;
+        let local = self.local.ok_or_else(|| SpecError::missing("local=ADDRESS"))?.0;
+        let port = self.port.map_or(vxlan::PORT, |port| port.0);
+        Ok(TunnelSpec { vni, local, remotes: self.remotes(local)?, port })
+    }
+
+    fn remotes(&self, local: IpAddr) -> Result<Vec<IpAddr>, SpecError> {
+        let wrong = |reason: String| Err(SpecError::of("remote", &reason));
+        let mut remotes = Vec::new();
+        for Host(remote) in self.remote.iter().flat_map(|list| &list.0) {
+            if remote.is_ipv4() != local.is_ipv4() {
+                return wrong(format!(
+                    "{remote} and the local address are not of the same version of IP"
+                ));
+            }
+            if *remote == local || remotes.contains(remote) {
+                return wrong(format!("{remote} is an end of the tunnel already"));
+            }
+            remotes.push(*remote);
+        }
+        match remotes.len() {
+            0 => Err(SpecError::missing("remote=ADDRESS")),
+            1..=MOST_REMOTES => Ok(remotes),
+            _ => wrong(format!("there are more than {MOST_REMOTES}")),
+        }
     }
 }
 
-/// Reads the address of a host.
-fn host(key: &'static str, text: &str) -> Result<IpAddr, ListError> {
-    let wanted = "the IP address of a host";
-    let address: IpAddr = key_values::parse(key, text, wanted)?;
-    if address.is_unspecified() || address.is_multicast() {
-        return Err(ListError::value(key, text, wanted));
+/// The address of a host.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Host(IpAddr);
+
+impl Display for Host {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(out)
     }
-    Ok(address)
 }
+
+impl Text for Host {
+    fn wanted() -> String {
+        "the IP address of a host".to_owned()
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let address: IpAddr = text.parse().ok()?;
+        (!address.is_unspecified() && !address.is_multicast()).then_some(Self(address))
+    }
+}
+
+as_text!(Host);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(spec: &str) -> Result<UplinkSpec, UplinkError> {
-        spec.parse()
+    fn parse(spec: &str) -> (String, WaySpec) {
+        let uplink: UplinkSpec = spec.parse().unwrap();
+        assert_eq!(uplink.to_string().parse(), Ok(uplink.clone()));
+        (uplink.network.clone(), uplink.way().unwrap())
     }
 
     #[test]
-    fn a_tap_is_understood() {
-        let spec = parse("network=blue,tap=rdma0").unwrap();
-        assert_eq!(spec, UplinkSpec { way: WaySpec::Tap("rdma0".into()), network: "blue".into() });
-        assert_eq!(spec.way.to_string(), "tap rdma0");
-        assert_eq!(parse("tap=a").unwrap().network, "default");
-    }
-
-    #[test]
-    fn an_interface_is_understood() {
-        let spec = parse("interface=eth0").unwrap();
-        assert_eq!(spec.way, WaySpec::Interface("eth0".into()));
-        assert_eq!(spec.way.to_string(), "interface eth0");
-    }
-
-    #[test]
-    fn a_tunnel_is_understood() {
-        let spec = parse("vxlan=42,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3").unwrap();
+    fn ways_are_understood() {
+        let (network, way) = parse("network=blue,tap=rdma0");
+        assert_eq!((network.as_str(), &way), ("blue", &WaySpec::Tap("rdma0".to_owned())));
+        assert_eq!(way.to_string(), "tap rdma0");
+        let (network, way) = parse("interface=eth0");
+        assert_eq!((network.as_str(), &way), ("default", &WaySpec::Interface("eth0".to_owned())));
+        assert_eq!(way.to_string(), "interface eth0");
+        let (_, way) = parse("vxlan=42,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3");
         let remotes = ["192.0.2.2", "192.0.2.3"].map(|text| text.parse().unwrap()).to_vec();
         let (vni, local) = ("42".parse().unwrap(), "192.0.2.1".parse().unwrap());
-        assert_eq!(spec.way, WaySpec::Tunnel(TunnelSpec { vni, local, remotes, port: 4789 }));
-        assert_eq!(spec.way.to_string(), "VXLAN 42 at 192.0.2.1");
-        let spec = parse("vxlan=0,local=fd00::1,remote=fd00::2,port=8472").unwrap();
-        assert!(matches!(spec.way, WaySpec::Tunnel(TunnelSpec { port: 8472, .. })));
+        assert_eq!(way, WaySpec::Tunnel(TunnelSpec { vni, local, remotes, port: 4789 }));
+        assert_eq!(way.to_string(), "VXLAN 42 at 192.0.2.1");
+        let (_, way) = parse("vxlan=0,local=fd00::1,remote=fd00::2,port=8472");
+        assert!(matches!(way, WaySpec::Tunnel(TunnelSpec { port: 8472, .. })));
+    }
+
+    #[test]
+    fn the_text_is_that_of_earlier_versions() {
+        let text = "vxlan=42,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3,port=1,network=blue";
+        assert_eq!(text.parse::<UplinkSpec>().unwrap().to_string(), text);
     }
 
     #[test]
     fn mistakes_are_named() {
-        let error = |spec: &str| parse(spec).unwrap_err();
-        assert_eq!(error("network=a"), UplinkError::List(ListError::Missing(ANY_WAY)));
-        assert_eq!(error("tap"), UplinkError::List(ListError::NoValue("tap".into())));
-        assert_eq!(error("tap="), UplinkError::List(ListError::NoValue("tap=".into())));
-        assert_eq!(
-            error("top=a"),
-            UplinkError::List(ListError::UnknownKey { key: "top".into(), known: KEYS })
-        );
-        assert_eq!(error("tap=a,tap=b"), UplinkError::List(ListError::Twice("tap")));
-        assert_eq!(error("vxlan=1,tap=a"), UplinkError::TwoWays("tap", "vxlan"));
-        assert_eq!(error("interface=a,tap=a"), UplinkError::TwoWays("tap", "interface"));
-        assert_eq!(error("tap=a,port=1"), UplinkError::NotATunnel("port"));
-        assert_eq!(error("interface=a,remote=192.0.2.1"), UplinkError::NotATunnel("remote"));
-        assert_eq!(
-            error("vxlan=1,remote=192.0.2.1"),
-            UplinkError::List(ListError::Missing("local=ADDRESS"))
-        );
-        assert_eq!(
-            error("vxlan=1,local=192.0.2.1"),
-            UplinkError::List(ListError::Missing("remote=ADDRESS"))
-        );
+        let error = |spec: &str| spec.parse::<UplinkSpec>().unwrap_err().to_string();
         let ends = "vxlan=1,local=192.0.2.1,remote=192.0.2.2";
-        for (spec, key) in [
-            ("vxlan=16777216,local=192.0.2.1,remote=192.0.2.2".to_owned(), "vxlan"),
-            (format!("{ends},port=0"), "port"),
-            (format!("{ends},port=65536"), "port"),
-            (format!("{ends},remote=224.0.0.1"), "remote"),
-            (format!("{ends},remote=host"), "remote"),
-            ("vxlan=1,local=0.0.0.0,remote=192.0.2.2".to_owned(), "local"),
+        let number = "is not a number of";
+        let host = "is not the IP address of a host";
+        for (spec, reason) in [
+            ("network=a", "tap=NAME, interface=NAME or vxlan=VNI is missing".to_owned()),
+            ("tap", "\"tap\" is not KEY=VALUE".to_owned()),
+            ("tap=", "\"tap=\" is not KEY=VALUE".to_owned()),
+            ("top=a", "unknown key \"top\"; there are tap, interface, vxlan, local, remote, port, network".to_owned()),
+            ("tap=a,tap=b", "\"tap\" is given twice".to_owned()),
+            ("vxlan=1,tap=a", "tap and vxlan exclude each other".to_owned()),
+            ("vxlan=1,interface=a", "interface and vxlan exclude each other".to_owned()),
+            ("interface=a,tap=a", "tap and interface exclude each other".to_owned()),
+            ("tap=a,port=1", "\"port\" is for vxlan only".to_owned()),
+            ("interface=a,remote=192.0.2.1", "\"remote\" is for vxlan only".to_owned()),
+            ("vxlan=1,remote=192.0.2.1", "local=ADDRESS is missing".to_owned()),
+            ("vxlan=1,local=192.0.2.1", "remote=ADDRESS is missing".to_owned()),
+            ("vxlan=16777216,tap=a", format!("vxlan: \"16777216\" {number} 0 to 16777215")),
+            ("vxlan=1,port=0", format!("port: \"0\" {number} 1 to 65535")),
+            ("vxlan=1,port=65536", format!("port: \"65536\" {number} 1 to 65535")),
+            ("vxlan=1,remote=224.0.0.1", format!("remote: \"224.0.0.1\" {host}")),
+            ("vxlan=1,remote=host", format!("remote: \"host\" {host}")),
+            ("vxlan=1,local=0.0.0.0", format!("local: \"0.0.0.0\" {host}")),
         ] {
-            let error = error(&spec);
-            assert!(
-                matches!(error, UplinkError::List(ListError::Value { key: of, .. }) if of == key),
-                "{spec}"
-            );
+            assert_eq!(error(spec), reason);
         }
-        let version = error(&format!("{ends},remote=fd00::1"));
-        assert_eq!(version, UplinkError::Versions("fd00::1".parse().unwrap()));
+        let version = "remote: fd00::1 and the local address are not of the same version of IP";
+        assert_eq!(error(&format!("{ends},remote=fd00::1")), version);
         for again in ["192.0.2.1", "192.0.2.2"] {
-            let same = error(&format!("{ends},remote={again}"));
-            assert_eq!(same, UplinkError::SameEnd(again.parse().unwrap()));
+            let same = format!("remote: {again} is an end of the tunnel already");
+            assert_eq!(error(&format!("{ends},remote={again}")), same);
         }
-        let many =
-            (3..80).map(|host| format!(",remote=192.0.2.{host}")).collect::<Vec<_>>().concat();
-        assert_eq!(error(&format!("{ends}{many}")), UplinkError::Remotes);
+        let many: Vec<_> = (3..80).map(|host| format!(",remote=192.0.2.{host}")).collect();
+        let many = many.concat();
+        assert_eq!(error(&format!("{ends}{many}")), "remote: there are more than 64");
     }
 }

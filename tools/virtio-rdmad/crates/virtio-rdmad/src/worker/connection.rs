@@ -79,7 +79,7 @@ fn resume(
     poller: &Arc<Poller>,
 ) -> Result<(Box<Server<dyn Protocol>>, GuestBackend), Ended> {
     let share = guest.memory.clone();
-    let mut server: Box<Server<dyn Protocol>> = match guest.spec.transport {
+    let mut server: Box<Server<dyn Protocol>> = match guest.spec.transport() {
         Transport::VhostUser => Box::new(vhost_user::resume(stream, share, state)?),
         Transport::VfioUser => Box::new(vfio_user::resume(stream, device_id(), share, state)?),
     };
@@ -190,7 +190,7 @@ impl Connection {
         let (server, backend) = match said {
             None => {
                 let backend = GuestBackend::new(&guest, poller);
-                (serve(stream, guest.spec.transport, &backend)?, backend)
+                (serve(stream, guest.spec.transport(), &backend)?, backend)
             }
             Some(Said { state, image }) => resume(stream, state, image.as_deref(), &guest, poller)?,
         };
