@@ -65,6 +65,10 @@ _virtio_rdmad() {
 	fi
 	if [ -n "$command" ]; then
 		local of_command='--control --help'
+		if [ "$command" = check ] && [[ $cur != -* ]]; then
+			_filedir
+			return
+		fi
 		case $command in
 		status) of_command+=' --json --brief' ;;
 		watch) of_command+=' --json' ;;
@@ -72,12 +76,13 @@ _virtio_rdmad() {
 		add) of_command+=' --guest' ;;
 		reload) of_command+=' --config' ;;
 		remove) of_command+=' --drain' ;;
+		check) of_command='--help' ;;
 		supervise) of_command='--program --help' ;;
 		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
 	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --withhold --forget-unreadable --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove supervise help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove check supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

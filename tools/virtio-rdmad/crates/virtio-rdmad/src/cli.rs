@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The commands of the program. Each but the daemon itself calls a running one over its control socket, or is a helper.
+//! The commands of the program. Each but the daemon itself calls a running one over its control socket, or is a
+//! helper; `check` only reads a file.
 
 mod add_remove;
 mod call;
@@ -34,6 +35,7 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         Command::Set(options) => set::run(options),
         Command::Reload(options) => reload::run(options),
         Command::Remove(options) => add_remove::remove(options),
+        Command::Check(options) => config::check(options),
         Command::Supervise(options) => supervisor::run(options),
         Command::HandOver(options) => ask::run(options),
         Command::RemoveSockets(options) => remover::run(options),

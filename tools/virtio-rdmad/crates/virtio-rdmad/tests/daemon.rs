@@ -598,6 +598,38 @@ fn commands_find_the_control_socket() {
 }
 
 #[test]
+fn a_configuration_file_is_checked() {
+    let check = |file: &ConfigFile| {
+        let output = output(Command::new(BINARY).arg("check").arg(&file.0));
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let good = ConfigFile::new("check", "workers = 1\n[[guest]]\nname = 'a'\nvfio-user = '/a'\n");
+    let path = good.0.display();
+    let said = format!("{path}: no mistakes; guests: 1, uplinks: 0\n");
+    assert_eq!(check(&good), (Some(0), said, String::new()));
+    good.write(
+        "workers = 0\n[[guest]]\nname = 'a'\nvfio-user = '/a'\ngid = ['10.0.0']\nnome = 1\n",
+    );
+    let (status, said, error) = check(&good);
+    assert_eq!((status, said.as_str()), (Some(1), ""));
+    let lines: Vec<_> = error.lines().collect();
+    let gid =
+        format!("{path}:5: gid: \"10.0.0\" is not an IP address or a prefix such as 10.0.0.0/24");
+    assert_eq!(lines.len(), 4, "{error}");
+    assert!(
+        lines[0].starts_with(&format!("{path}:1: invalid value '0' for '--workers")),
+        "{error}"
+    );
+    assert_eq!(lines[1], gid);
+    assert!(
+        lines[2].starts_with(&format!("{path}:6: unknown key \"nome\"; there are name, ")),
+        "{error}"
+    );
+    assert_eq!(lines[3], format!("virtio-rdmad: {path}: mistakes: 3"));
+}
+
+#[test]
 fn a_process_starts_without_a_guest() {
     let daemon = Daemon::start_with("empty", &["--workers", "2"], &[]);
     assert_eq!(daemon.status()["guests"], json!([]));

@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::Value;
 use toml::de::DeValue;
 
-use super::options::Options;
+use super::options::{CheckOptions, Options};
 use crate::spec::file::{texts, ConfigError, ConfigFile, Mistake, TABLES};
 use crate::spec::SpecError;
 
@@ -49,6 +49,25 @@ pub fn options() -> Result<Options, ConfigError> {
 /// The file cannot be read, or has a mistake.
 pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
     ConfigFile::read(path, option)
+}
+
+/// `virtio-rdmad check`: says that a file is right, or what is wrong in it.
+pub fn check(options: &CheckOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let path = options.config.display();
+    match read(&options.config) {
+        Ok(file) => {
+            let (guests, uplinks) = (file.guests.len(), file.uplinks.len());
+            println!("{path}: no mistakes; guests: {guests}, uplinks: {uplinks}");
+            Ok(())
+        }
+        Err(ConfigError::Wrong(_, mistakes)) => {
+            for mistake in &mistakes {
+                eprintln!("{path}:{mistake}");
+            }
+            Err(format!("{path}: mistakes: {}", mistakes.len()).into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Returns the value of an option as on the command line, which the option can have.

@@ -293,6 +293,11 @@ pub enum Command {
     Set(SetOptions),
     /// Remove a guest from a running virtio-rdmad.
     Remove(RemoveOptions),
+    /// Say what is wrong in a configuration file, with lines and keys.
+    ///
+    /// All of the file is checked, as virtio-rdmad does when it starts, and nothing is changed. The exit status is
+    /// not 0 if there is a mistake.
+    Check(CheckOptions),
     /// Have a running virtio-rdmad follow its configuration file.
     ///
     /// Guests that are new in the file are added, those that are gone from it leave with their VMMs, and what
@@ -395,6 +400,14 @@ pub struct RemoveOptions {
 
     /// The name of the guest.
     pub name: String,
+}
+
+/// Options of `virtio-rdmad check`.
+#[derive(Args, Debug)]
+pub struct CheckOptions {
+    /// The configuration file.
+    #[arg(value_name = "FILE")]
+    pub config: PathBuf,
 }
 
 /// Options of `virtio-rdmad watch`.
