@@ -370,7 +370,7 @@ impl Qp {
             let limit = self.cap.max_inline_data.into();
             return Err(refuse(
                 EINVAL,
-                c"inline data of a work request",
+                c"inline data of a work request that has no place for it",
                 data.len(),
                 limit,
             ));

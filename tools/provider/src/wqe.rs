@@ -138,7 +138,7 @@ fn data(sges: &[ibv_sge], max_inline: Option<u32>) -> Result<Data, Cause> {
 ///
 /// EINVAL for those that the QP does not have.
 #[inline]
-pub fn check_operation(opcodes: Opcodes, wr: &ibv_send_wr) -> Result<(), Cause> {
+fn check_operation(opcodes: Opcodes, wr: &ibv_send_wr) -> Result<(), Cause> {
     if !opcodes.has(wr.opcode) {
         return Err(cause!(EINVAL, "the QP has no work requests with opcode %u", wr.opcode));
     }
