@@ -154,7 +154,7 @@ def test_each_suite_has_its_turn():
     in_turn = {suite for share in chosen.values() for suite, *_ in share}
     assert set(suites) - in_turn == {"host", "uml", "stock", "debug"}
     variables = {word.split("=")[0] for share in chosen.values() for _, *words in share for word in words}
-    assert variables == {"K", "ONLY", "VMM"}
+    assert variables == {"FAULTS", "K", "ONLY", "VMM"}
 
 
 @pytest.fixture(scope="session")
