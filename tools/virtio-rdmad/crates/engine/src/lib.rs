@@ -79,6 +79,7 @@ pub use base::host::{Clock, Incident, SystemClock, Uplink, Wake};
 pub use base::image::LoadError;
 pub use base::limits::Limits;
 pub use base::quota::Quota;
+pub use base::refused::{KeyError, RefusedAccess};
 pub use base::traffic_class::{AllowedValues, TrafficClasses};
 pub use config::{DeviceConfig, DevicePolicy};
 pub use device::Device;

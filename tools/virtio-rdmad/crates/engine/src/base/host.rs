@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use roce::Segments;
 
+use super::refused::RefusedAccess;
+
 /// Makes the thread that serves a guest call [`crate::Device::run`], and learns what happens to the guest.
 pub trait Wake: Send + Sync {
     /// Wakes the thread. Called from any thread of the process; must not block
@@ -26,6 +28,17 @@ pub enum Incident {
         qpn: u32,
         /// The error, one of `enum virtio_rdma_wc_status`.
         status: u32,
+        /// What memory of the guest the work request names and may not use, with a local protection error.
+        refused: Option<RefusedAccess>,
+    },
+    /// A receive work request of a QP has ended with an error, so the QP is in ERR.
+    Receive {
+        /// The QP number.
+        qpn: u32,
+        /// The error, one of `enum virtio_rdma_wc_status`.
+        status: u32,
+        /// What memory the receive, or the message for it, names and may not use, if that is the error.
+        refused: Option<RefusedAccess>,
     },
     /// A QP is in ERR because of its queues, or of what its peer asked for.
     Qp {
@@ -33,6 +46,8 @@ pub enum Incident {
         qpn: u32,
         /// The event that the guest is told, one of `enum virtio_rdma_event_type`.
         event: u32,
+        /// What memory of the guest the peer has asked for and may not have, if that is why.
+        refused: Option<RefusedAccess>,
     },
     /// A CQ has overflowed, or its ring cannot be used any more.
     Cq {

@@ -20,6 +20,7 @@ pub(crate) mod qp_type;
 pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod ready_set;
+pub(crate) mod refused;
 pub(crate) mod slab;
 pub(crate) mod slot;
 pub(crate) mod sync;

@@ -14,7 +14,8 @@
 use abi::virtio_rdma_ring_reg_wqe;
 use serde::{Deserialize, Serialize};
 
-use super::mr::{Attributes, KeyError};
+use super::mr::Attributes;
+use crate::base::refused::KeyError;
 use crate::base::slot::Slot;
 
 /// A region for fast registration.
@@ -86,9 +87,12 @@ impl Invalidation {
         if pdn != self.pdn {
             return Err(KeyError::Pd);
         }
-        // What is FREE already is no error for its owner.
-        if key != self.key || is_free && self.by == Invalidator::Remote {
+        if key != self.key {
             return Err(KeyError::Key);
+        }
+        // What is FREE already is no error for its owner.
+        if is_free && self.by == Invalidator::Remote {
+            return Err(KeyError::Free);
         }
         Ok(())
     }

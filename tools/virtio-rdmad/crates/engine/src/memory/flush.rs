@@ -15,8 +15,9 @@ use memory::atomic::fence;
 use serde::{Deserialize, Serialize};
 
 use super::key_table::KeyTable;
-use super::mr::{Claim, KeyError};
+use super::mr::Claim;
 use super::mr_cache::MrCache;
+use crate::base::refused::KeyError;
 
 /// What FLUSH asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,11 +12,12 @@ use abi::{
 use memory::GuestMemory;
 
 use super::fast_reg::{FastReg, Invalidation};
-use super::mr::{Attributes, Backing, KeyError, Mr, Part, Pin, Reach};
+use super::mr::{Attributes, Backing, Mr, Part, Pin, Reach};
 use super::mw::{Bind, Binding, MwType, Window, Windows};
 use crate::base::by_key::ByKey;
 use crate::base::image::{require, Wrong};
 use crate::base::limits::MAX_FAST_REG_PAGES;
+use crate::base::refused::KeyError;
 use crate::base::slot::Slot;
 
 /// Access to a window that changes memory, which its region must allow its owner.
@@ -236,11 +237,23 @@ impl KeyTable {
 
     /// Pins the region with this key.
     pub fn pin(&self, key: u32) -> Result<Pin, KeyError> {
-        let mr = self.regions.get(key >> 8).ok_or(KeyError::Key)?;
-        if mr.attributes().key != key {
-            return Err(KeyError::Key);
+        let mr = self.regions.get(key >> 8).filter(|mr| mr.attributes().key == key);
+        mr.and_then(|mr| Arc::clone(mr).pin()).ok_or_else(|| self.why_not(key))
+    }
+
+    /// Returns why no memory has this key.
+    #[cold]
+    fn why_not(&self, key: u32) -> KeyError {
+        let index = key >> 8;
+        let region = self.fast_regs.get(index).map(|region| (region.key, region.valid.is_none()));
+        let window = self.windows.get(index).map(|window| (window.key, window.binding.is_none()));
+        match region.or(window) {
+            Some((_, true)) => KeyError::Free,
+            // What is in the table cannot be pinned while it is being invalidated.
+            Some((own, false)) if own == key && self.regions.contains(index) => KeyError::Free,
+            Some((own, false)) if own == key => KeyError::Memory,
+            _ => KeyError::Key,
         }
-        Arc::clone(mr).pin().ok_or(KeyError::Key)
     }
 
     /// Checks what BIND_MW in the QP in place `slot` asks for: what the window comes

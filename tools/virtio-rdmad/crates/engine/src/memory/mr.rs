@@ -13,6 +13,7 @@ use super::page_list::{touched, Range, PAGE_SIZE};
 use crate::base::budget::{cost, Budget};
 use crate::base::gate::Gate;
 use crate::base::image::{require, Wrong};
+use crate::base::refused::KeyError;
 use crate::base::slot::Slot;
 
 /// Pages of a region that are freed at a time.
@@ -369,9 +370,20 @@ impl Mr {
             return Err(KeyError::Pd);
         }
         if self.attributes.access & claim.access != claim.access || !self.reach.includes(claim.qp) {
-            return Err(KeyError::Access);
+            return Err(self.why_not(claim));
         }
         Ok(())
+    }
+
+    /// Returns why a queue of the region's PD does not get the access.
+    #[cold]
+    fn why_not(&self, claim: Claim) -> KeyError {
+        let is_others = matches!(self.reach, Reach::PeerOf(_)) && !self.reach.includes(claim.qp);
+        if is_others && claim.qp.is_some() {
+            KeyError::Qp
+        } else {
+            KeyError::Access
+        }
     }
 
     /// Checks `[addr, addr + len)`; its offset in the memory of the region.
@@ -606,19 +618,6 @@ impl Drop for Pin {
     fn drop(&mut self) {
         self.region.pins.leave();
     }
-}
-
-/// A key, PD, access right or range that does not hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KeyError {
-    /// No region has this key.
-    Key,
-    /// The region belongs to another PD.
-    Pd,
-    /// The region does not allow the access, or not to this QP.
-    Access,
-    /// The range is not within the region.
-    Range,
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use abi::virtio_rdma_sge;
 use smallvec::SmallVec;
 
 use super::key_table::KeyTable;
-use super::mr::{Claim, KeyError, Mr, Pieces, Pin};
+use super::mr::{Claim, Mr, Pieces, Pin};
+use crate::base::refused::{KeyError, SgeError};
 use crate::base::sync::read;
 
 /// Regions that are kept from one message to the next.
@@ -120,10 +121,10 @@ impl MrCache {
         claim: Claim,
         bytes: Range<u64>,
         mappings: &mut Mappings,
-    ) -> Result<(), KeyError> {
+    ) -> Result<(), SgeError> {
         mappings.clear();
         let (mut skip, mut left) = (bytes.start, bytes.end - bytes.start);
-        for sge in sges {
+        for (at, sge) in (0..).zip(sges) {
             let length = u64::from(sge.length);
             if left == 0 {
                 break;
@@ -133,8 +134,9 @@ impl MrCache {
                 continue;
             }
             let part = (length - skip).min(left);
-            let addr = sge.addr.checked_add(skip).ok_or(KeyError::Range)?;
-            mappings.push(self.map(keys, sge.lkey, claim, addr, part)?);
+            let wrong = |why| SgeError { at, why };
+            let addr = sge.addr.checked_add(skip).ok_or(wrong(KeyError::Range))?;
+            mappings.push(self.map(keys, sge.lkey, claim, addr, part).map_err(wrong)?);
             left -= part;
             skip = 0;
         }

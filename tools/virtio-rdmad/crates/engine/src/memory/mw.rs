@@ -15,8 +15,9 @@ use abi::{virtio_rdma_ring_bind_wqe, VIRTIO_RDMA_MW_TYPE_1, VIRTIO_RDMA_MW_TYPE_
 use serde::{Deserialize, Serialize};
 
 use super::fast_reg::Invalidation;
-use super::mr::{KeyError, Part, Reach};
+use super::mr::{Part, Reach};
 use crate::base::by_key::ByKey;
+use crate::base::refused::KeyError;
 use crate::base::slot::Slot;
 
 /// The bits of a key that are the consumer's (IBA 10.6.7.2.3).
@@ -181,10 +182,11 @@ impl Windows {
         let window = self.all.get(what.key >> 8).ok_or(KeyError::Key)?;
         what.check(window.pdn, window.key, window.binding.is_none())?;
         let is_others = window.binding.is_some_and(|binding| binding.qp() != Some(what.qp));
-        if window.kind == MwType::One || is_others {
-            return Err(KeyError::Access);
+        match window.kind {
+            MwType::One => Err(KeyError::Access),
+            MwType::Two if is_others => Err(KeyError::Qp),
+            MwType::Two => Ok(()),
         }
-        Ok(())
     }
 
     /// Returns the upper 24 bits of the keys of the windows that are bound to a QP.

@@ -22,6 +22,7 @@ use super::inbound::Inbound;
 use super::mtu::packets;
 use super::state::QpState;
 use crate::base::address::{Address, Gid};
+use crate::base::host::Incident;
 use crate::base::identity::DeviceId;
 use crate::base::qp_type::QpType;
 use crate::base::slot::Slot;
@@ -104,6 +105,9 @@ impl<D> Qp<D> {
         locked.config = config;
     }
 }
+
+/// What has ended a half of a QP, and when.
+pub(crate) type Failure = (Instant, Incident);
 
 /// Why the work request under way does not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,6 +254,8 @@ pub(crate) struct Requester {
     pub window: Option<Box<Window<SendWqe>>>,
     /// The rate of packets that nobody acknowledges, if it sends some over the wire.
     pub flow: Option<Box<Flow>>,
+    /// The last error since RESET.
+    pub failure: Option<Box<Failure>>,
 }
 
 impl Requester {
@@ -274,6 +280,7 @@ impl Requester {
             notify_drained: false,
             window: None,
             flow: None,
+            failure: None,
         }
     }
 
@@ -319,6 +326,7 @@ impl Requester {
         self.notify_drained = false;
         self.window = None;
         self.flow = None;
+        self.failure = None;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.source = Address::default();
         self.wqe = SendWqe::empty();
@@ -385,6 +393,8 @@ pub(crate) struct Responder<D> {
     pub notify: bool,
     /// The multicast groups that the QP is attached to, whatever its state.
     pub groups: Vec<Gid>,
+    /// The last error since RESET.
+    pub failure: Option<Box<Failure>>,
 }
 
 impl<D> Responder<D> {
@@ -403,6 +413,7 @@ impl<D> Responder<D> {
             last_wqe: false,
             notify: true,
             groups: Vec::new(),
+            failure: None,
         }
     }
 
@@ -417,6 +428,7 @@ impl<D> Responder<D> {
         self.waiter = None;
         self.established = false;
         self.last_wqe = false;
+        self.failure = None;
         self.deselect();
     }
 

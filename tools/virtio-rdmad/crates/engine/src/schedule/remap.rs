@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use abi::VIRTIO_RDMA_EVENT_QP_FATAL;
 use memory::{GuestMemory, Pages};
 
 use super::guest::Guest;
@@ -20,7 +19,7 @@ use crate::memory::mr::Resolving;
 use crate::memory::page_list::Range;
 use crate::qp::halves::Requester;
 use crate::qp::state::QpState;
-use crate::transport::failure::{fail_responder, fail_srq};
+use crate::transport::failure::{fail_responder, fail_srq, fatal};
 use crate::transport::hca::{Hca, Responder};
 
 /// What a change of memory finds again, in this order.
@@ -302,6 +301,6 @@ fn set_qp_pages(
     }
     if lost && !matches!(hca.qps.take(slot).state(), QpState::Err | QpState::Reset) {
         hca.stats.guest_error(Counter::LostRings, "the rings of a QP are not in memory");
-        fail_responder(hca, slot, responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+        fail_responder(hca, slot, responder, fatal(slot));
     }
 }

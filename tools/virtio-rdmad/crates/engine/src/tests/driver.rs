@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The bytes of guest memory. Rings are in its lower part, data from [`DATA`] on.
-const MEMORY: u64 = 32 << 20;
+pub const MEMORY: u64 = 32 << 20;
 /// The address at which the data of tests begins.
 pub const DATA: u64 = 8 << 20;
 /// The binary logarithm of the bytes of the smallest page.

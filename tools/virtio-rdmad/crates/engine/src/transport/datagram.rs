@@ -19,6 +19,7 @@ use crate::base::address::{ipv4, is_multicast, Address, Gid};
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
+use crate::base::refused::SgeError;
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
@@ -184,8 +185,9 @@ impl Datagram<'_> {
             return Err(Counter::DropRefused);
         }
         cache.begin(&**to.hca);
-        if self.write(to, cache).is_err() {
-            to.fail_receive(WcStatus::LocalProtection);
+        if let Err(wrong) = self.write(to, cache) {
+            let refused = wrong.access(to.responder.receive.sges.as_slice());
+            to.fail_receive(WcStatus::LocalProtection, refused);
             return Err(Counter::DropRefused);
         }
         let received = Received {
@@ -209,20 +211,21 @@ impl Datagram<'_> {
     }
 
     /// Writes header and payload into the memory of a receive.
-    fn write(&self, to: &Receiver<'_>, cache: &mut MrCache) -> Result<(), ()> {
-        let pdn = to.responder.config.ok_or(())?.recv_pdn;
+    fn write(&self, to: &Receiver<'_>, cache: &mut MrCache) -> Result<(), SgeError> {
+        let pdn = to.responder.config.ok_or(SgeError::COPY)?.recv_pdn;
         let sges = to.responder.receive.sges.as_slice();
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
         let (mut header, mut payload) = (Mappings::new(), Mappings::new());
         let begin = GRH_LEN as u64;
         let end = begin + self.total;
         let keys = &to.hca.keys;
-        let mut map = |bytes, to| cache.map_sges(keys, sges, claim, bytes, to).map_err(|_| ());
+        let mut map = |bytes, to| cache.map_sges(keys, sges, claim, bytes, to);
         map(0..begin, &mut header)?;
         map(begin..end, &mut payload)?;
         let view = |mappings| View { cache, mappings };
-        copy::write(view(&header), &self.grh).map_err(|_| ())?;
-        copy::scatter(self.payload, view(&payload), self.total).map_err(|_| ())
+        let copied = copy::write(view(&header), &self.grh);
+        let copied = copied.and_then(|()| copy::scatter(self.payload, view(&payload), self.total));
+        copied.map_err(|_| SgeError::COPY)
     }
 }
 

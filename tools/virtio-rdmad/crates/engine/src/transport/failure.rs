@@ -6,19 +6,22 @@ use abi::{VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR};
 
 use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
+use crate::base::host::Incident;
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
 use crate::queue::users::User;
 
-/// Moves the QP in place `slot`, whose responder is locked, into ERR, raises this event if there is
-/// one, and has the guest's own thread flush both queues.
-pub(crate) fn fail_responder(hca: &Hca, slot: Slot, responder: &mut Responder, event: Option<u32>) {
+/// Moves the QP in place `slot`, whose responder is locked, into ERR, raises the event of the incident if it has one,
+/// and has the guest's own thread flush both queues.
+pub(crate) fn fail_responder(hca: &Hca, slot: Slot, responder: &mut Responder, why: Incident) {
     hca.qps.take(slot).set_state(responder, QpState::Err);
-    if let Some(event) = event {
-        hca.raise(event, slot.number());
+    if let Incident::Qp { qpn, event, .. } = why {
+        hca.raise_only(event, qpn);
     }
+    responder.failure = Some(Box::new((hca.clock().now(), why)));
+    hca.note(why);
     hca.make_ready(hca.jobs.send(slot));
     hca.make_ready(hca.jobs.receive(slot));
 }
@@ -35,12 +38,17 @@ pub(crate) fn fail_requester(hca: &Hca, slot: Slot, next: QpState) {
     hca.make_ready(hca.jobs.receive(slot));
 }
 
+/// Returns the incident of a QP that cannot go on because of its queues.
+pub(crate) fn fatal(slot: Slot) -> Incident {
+    Incident::Qp { qpn: slot.number(), event: VIRTIO_RDMA_EVENT_QP_FATAL, refused: None }
+}
+
 /// Fails the QP in place `slot`, unless it has failed already or does nothing.
 fn fail_qp(hca: &Hca, slot: Slot) {
     let Some(qp) = hca.qps.get(slot) else { return };
     let mut responder = lock(&qp.responder);
     if responder.config.is_some() && !matches!(qp.state(), QpState::Err | QpState::Reset) {
-        fail_responder(hca, slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+        fail_responder(hca, slot, &mut responder, fatal(slot));
     }
 }
 

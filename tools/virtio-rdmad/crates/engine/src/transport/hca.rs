@@ -11,10 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
-use abi::{
-    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
-    VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR,
-};
+use abi::{VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR};
 use reliability::{HoldQuota, RateLimit};
 
 use super::network::Network;
@@ -33,7 +30,6 @@ use crate::base::sync::lock;
 use crate::base::table::Table;
 use crate::base::timers::Timers;
 use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
-use crate::base::wc_status::WcStatus;
 use crate::memory::key_table::KeyTable;
 use crate::qp::halves;
 use crate::qp::state::QpState;
@@ -399,24 +395,25 @@ impl Hca {
 
     /// Raises an event of an object.
     pub fn raise(&self, event: u32, handle: u32) {
-        self.stats.add(Counter::Events, 1);
-        self.post_event(&self.events, asynchronous(event, handle));
+        self.raise_only(event, handle);
         let incident = match event {
-            VIRTIO_RDMA_EVENT_QP_FATAL
-            | VIRTIO_RDMA_EVENT_QP_REQ_ERR
-            | VIRTIO_RDMA_EVENT_QP_ACCESS_ERR => Incident::Qp { qpn: handle, event },
             VIRTIO_RDMA_EVENT_CQ_ERR => Incident::Cq { cqn: handle },
             VIRTIO_RDMA_EVENT_SRQ_ERR => Incident::Srq { srqn: handle },
             _ => return,
         };
-        self.wake.note(incident);
+        self.note(incident);
     }
 
-    /// Tells the process that a work request of a QP has ended with an error.
+    /// Raises an event of an object, and does not tell the process.
+    pub fn raise_only(&self, event: u32, handle: u32) {
+        self.stats.add(Counter::Events, 1);
+        self.post_event(&self.events, asynchronous(event, handle));
+    }
+
+    /// Tells the process what has happened.
     #[cold]
-    pub fn note_error(&self, slot: Slot, status: WcStatus) {
-        let qpn = slot.number();
-        self.wake.note(Incident::Send { qpn, status: status.to_abi().into() });
+    pub fn note(&self, incident: Incident) {
+        self.wake.note(incident);
     }
 
     /// Places CQEs in a CQ, under one lock, each with whether it is solicited.

@@ -11,12 +11,14 @@ use abi::{
 use zerocopy::FromZeros;
 
 use super::batch::CompletionBatch;
-use super::failure::{fail_responder, fail_srq};
+use super::failure::{fail_responder, fail_srq, fatal};
 use super::hca::{Hca, Responder};
 use super::srq;
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
+use crate::base::host::Incident;
 use crate::base::qp_type::QpType;
+use crate::base::refused::RefusedAccess;
 use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::qp::config::QpConfig;
@@ -96,7 +98,7 @@ impl Receiver<'_> {
             Popped::Malformed(malformed) => {
                 self.hca.stats.guest_error(Counter::BadReceiveRequest, malformed.why);
                 self.complete_with_error(malformed.ended, malformed.status);
-                self.fail(None);
+                self.fail_after_receive(malformed.status, None);
                 if let Some(srq) = srq {
                     fail_srq(self.hca, srq);
                 }
@@ -110,7 +112,7 @@ impl Receiver<'_> {
         srq::take(self.hca, self.slot, srq, self.responder, wait).map_err(|error| {
             self.hca.stats.guest_error(Counter::BadReceiveChain, error);
             fail_srq(self.hca, srq);
-            self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+            fail_responder(self.hca, self.slot, self.responder, fatal(self.slot));
             NoReceive::Malformed
         })
     }
@@ -133,7 +135,7 @@ impl Receiver<'_> {
                 Ok(popped) => break popped,
                 Err(error) => {
                     self.hca.stats.guest_error(Counter::BadReceiveChain, error);
-                    self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+                    fail_responder(self.hca, self.slot, self.responder, fatal(self.slot));
                     return Err(NoReceive::Malformed);
                 }
             }
@@ -185,16 +187,26 @@ impl Receiver<'_> {
         self.batch.complete_receive(self.hca, config.recv_cq, cqe, false);
     }
 
-    /// Completes the receive that was taken with this error, and fails the QP with it.
-    pub fn fail_receive(&mut self, status: WcStatus) {
+    /// Completes the receive that was taken with this error, and fails the QP with it. `refused` is the memory that may
+    /// not be used, if that is the error.
+    #[cold]
+    pub fn fail_receive(&mut self, status: WcStatus, refused: Option<RefusedAccess>) {
         self.responder.has_receive = false;
         self.complete_with_error(self.responder.receive.ended(), status);
-        self.fail(None);
+        self.fail_after_receive(status, refused);
     }
 
-    /// Moves the QP into ERR, as [`fail_responder`].
-    pub fn fail(&mut self, event: Option<u32>) {
-        fail_responder(self.hca, self.slot, self.responder, event);
+    /// Moves the QP into ERR behind a receive that has ended with an error.
+    fn fail_after_receive(&mut self, status: WcStatus, refused: Option<RefusedAccess>) {
+        let (qpn, status) = (self.slot.number(), status.to_abi().into());
+        let why = Incident::Receive { qpn, status, refused };
+        fail_responder(self.hca, self.slot, self.responder, why);
+    }
+
+    /// Moves the QP into ERR and raises this event, because of what the peer has asked for.
+    pub fn fail(&mut self, event: u32, refused: Option<RefusedAccess>) {
+        let why = Incident::Qp { qpn: self.slot.number(), event, refused };
+        fail_responder(self.hca, self.slot, self.responder, why);
     }
 
     /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
@@ -228,7 +240,8 @@ impl Receiver<'_> {
                 }
                 Err(error) => {
                     self.hca.stats.guest_error(Counter::BadReceiveChain, error);
-                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
+                    self.hca.raise_only(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
+                    self.hca.note(fatal(self.slot));
                     return false;
                 }
             }

@@ -8,12 +8,10 @@
 
 use std::sync::Arc;
 
-use abi::{
-    VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-};
+use abi::{VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_SQ_DRAINED};
 use reliability::MOST_PACKETS_OF_MESSAGE;
 
-use super::failure::fail_requester;
+use super::failure::fatal;
 use super::hca::{Hca, Peer, RequesterHalf, Responder};
 use super::local::{deliver, find_peer, lock_responder, NoResponder};
 use super::message::{Message, Nak};
@@ -163,15 +161,14 @@ impl Sender<'_> {
             Ok(Popped::Empty) => return false,
             Err(error) => {
                 self.hca.stats.guest_error(Counter::BadSendChain, error);
-                self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
-                fail_requester(self.hca, self.slot, QpState::Err);
+                self.fail(requester, fatal(self.slot));
                 return false;
             }
         };
         round.budget.spend(0);
         self.hca.stats.guest_error(Counter::BadSendRequest, malformed.why);
         self.stop_waiting(requester);
-        self.fail(malformed.ended, malformed.status, &mut round.batch);
+        self.end_malformed(requester, malformed, &mut round.batch);
         false
     }
 
@@ -570,8 +567,7 @@ impl Sender<'_> {
                 Ok(None) => return if found { Visit::Done } else { Visit::Empty },
                 Err(error) => {
                     self.hca.stats.guest_error(Counter::BadSendChain, error);
-                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.slot.number());
-                    fail_requester(self.hca, self.slot, QpState::Err);
+                    self.fail(requester, fatal(self.slot));
                     return Visit::Parked;
                 }
             }

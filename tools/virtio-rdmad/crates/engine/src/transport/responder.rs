@@ -20,6 +20,7 @@ use super::message::{Message, Nak};
 use super::receive::{NoReceive, Received, Receiver};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
+use crate::base::refused::{KeyError, RefusedAccess, SgeError};
 use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::memory::copy::{self, Atomic, Data, Side, View};
@@ -37,7 +38,7 @@ enum Refusal {
     /// The QP does not let its peer do this at all.
     Operation,
     /// The key does not give this access to this range.
-    Memory,
+    Memory(KeyError),
 }
 
 /// The statuses of the work requests of both ends, if a message fails that has taken its receive.
@@ -112,25 +113,30 @@ impl Arrival<'_, '_> {
         }
         self.take_receive()?;
         if message.request.total > self.to.responder.receive.sges.total() {
-            return Err(self.receive_failed(BothStatuses::TOO_LONG));
+            return Err(self.receive_failed(BothStatuses::TOO_LONG, None));
         }
-        if self.scatter().is_err() {
-            self.to.fail_receive(WcStatus::LocalProtection);
+        if let Err(wrong) = self.scatter() {
+            let refused = wrong.access(self.to.responder.receive.sges.as_slice());
+            self.to.fail_receive(WcStatus::LocalProtection, refused);
             return Err(Nak::Failed(WcStatus::RemoteOperation));
         }
         if message.is_last() {
             if message.request.invalidate.is_some() && !self.to.hca.features.has_invalidation() {
                 let status = WcStatus::RemoteInvalidRequest;
-                return Err(self.receive_failed(BothStatuses { receive: status, send: status }));
+                return Err(
+                    self.receive_failed(BothStatuses { receive: status, send: status }, None)
+                );
             }
             loop {
                 match self.invalidate_remote() {
                     Ok(None) => break,
                     Ok(Some(_)) if comes_again => return Err(Nak::Again),
                     Ok(Some(in_use)) => in_use.revoke(),
-                    Err(()) => {
+                    Err(why) => {
                         // An error of class J (IBA 9.9.3.1), which no NAK tells of.
-                        self.to.fail_receive(WcStatus::RemoteInvalidRequest);
+                        let key = message.request.invalidate.unwrap_or_default();
+                        let refused = RefusedAccess { key, address: 0, length: 0, why };
+                        self.to.fail_receive(WcStatus::RemoteInvalidRequest, Some(refused));
                         return Err(Nak::Silence);
                     }
                 }
@@ -143,31 +149,31 @@ impl Arrival<'_, '_> {
 
     /// Invalidates the key that a SEND names, if it does, as [`invalidate`]. The key must be one of the QP's PD, and
     /// VALID.
-    fn invalidate_remote(&self) -> Result<Option<Arc<Mr>>, ()> {
+    fn invalidate_remote(&self) -> Result<Option<Arc<Mr>>, KeyError> {
         let Some(key) = self.message.request.invalidate else { return Ok(None) };
         let Receiver { hca, slot, responder, .. } = &self.to;
-        let pdn = responder.config.ok_or(())?.pdn;
+        let pdn = responder.config.ok_or(KeyError::Pd)?.pdn;
         let what = Invalidation { key, pdn, qp: *slot, by: Invalidator::Remote };
-        invalidate(&hca.keys, what).map_err(|_| {
+        invalidate(&hca.keys, what).inspect_err(|_| {
             hca.stats.add(Counter::AccessViolations, 1);
         })
     }
 
     /// Copies the chunk into the memory of a receive.
-    fn scatter(&mut self) -> Result<(), ()> {
+    fn scatter(&mut self) -> Result<(), SgeError> {
         let message = self.message;
-        let pdn = self.to.responder.config.ok_or(())?.recv_pdn;
+        let pdn = self.to.responder.config.ok_or(SgeError::COPY)?.recv_pdn;
         let sges = self.to.responder.receive.sges.as_slice();
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
         let mut target = Mappings::new();
         let (keys, cache) = (&self.to.hca.keys, &mut *self.cache);
-        let mut map = |bytes| cache.map_sges(keys, sges, claim, bytes, &mut target).map_err(|_| ());
+        let mut map = |bytes| cache.map_sges(keys, sges, claim, bytes, &mut target);
         if message.is_first() && !message.is_last() {
             map(0..message.request.total)?;
         }
         map(message.done..message.done + message.len)?;
         let target = View { cache, mappings: &target };
-        copy::scatter(message.local, target, message.request.total).map_err(|_| ())
+        copy::scatter(message.local, target, message.request.total).map_err(|_| SgeError::COPY)
     }
 
     #[inline(always)]
@@ -184,7 +190,7 @@ impl Arrival<'_, '_> {
         }
         let target = match self.map_remote(access) {
             Ok(target) => target,
-            Err(Refusal::Memory) if in_one_packet => return Err(self.write_failed()),
+            Err(Refusal::Memory(why)) if in_one_packet => return Err(self.write_failed(why)),
             Err(refusal) => return Err(self.refuse(refusal)),
         };
         if takes_receive {
@@ -192,7 +198,12 @@ impl Arrival<'_, '_> {
         }
         let target = View { cache: self.cache, mappings: target.as_slice() };
         if copy::scatter(message.local, target, message.request.total).is_err() {
-            return Err(if takes_receive { self.write_failed() } else { self.access_failed() });
+            let why = KeyError::Memory;
+            return Err(if takes_receive {
+                self.write_failed(why)
+            } else {
+                self.access_failed(why)
+            });
         }
         if takes_receive {
             self.complete_receive(VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM);
@@ -214,7 +225,7 @@ impl Arrival<'_, '_> {
         };
         let source = View { cache: self.cache, mappings: source.as_slice() };
         copy::copy(source, local, message.request.total).map_err(|side| match side {
-            Side::Source => self.access_failed(),
+            Side::Source => self.access_failed(KeyError::Memory),
             Side::Target => Nak::Failed(WcStatus::LocalProtection),
         })?;
         advance_psn(self.to.responder, message);
@@ -290,16 +301,15 @@ impl Arrival<'_, '_> {
 
     fn serve_flush(&mut self, wanted: Flush) -> Result<(), Nak> {
         if !may(self.to.responder, wanted.access) {
-            return Err(self.request_failed());
+            return Err(self.refuse(Refusal::Operation));
         }
         let Some(config) = self.to.responder.config else {
             return Err(self.request_failed());
         };
         let claim = Claim { pdn: config.pdn, access: wanted.access, qp: Some(self.to.slot) };
         let (request, keys) = (self.message.request, &self.to.hca.keys);
-        if flush(keys, &wanted, request.rkey, request.remote_addr, claim, self.cache).is_err() {
-            return Err(self.access_failed());
-        }
+        flush(keys, &wanted, request.rkey, request.remote_addr, claim, self.cache)
+            .map_err(|why| self.access_failed(why))?;
         advance_psn(self.to.responder, self.message);
         Ok(())
     }
@@ -317,16 +327,18 @@ impl Arrival<'_, '_> {
         if request.total == 0 {
             return Ok(None);
         }
-        let pdn = self.to.responder.config.ok_or(Refusal::Memory)?.pdn;
+        let pdn = self.to.responder.config.ok_or(Refusal::Memory(KeyError::Pd))?.pdn;
         let claim = Claim { pdn, access, qp: Some(self.to.slot) };
         let (keys, cache) = (&self.to.hca.keys, &mut *self.cache);
-        let mut map = |addr, len| {
-            cache.map(keys, request.rkey, claim, addr, len).map_err(|_| Refusal::Memory)
-        };
+        let mut map =
+            |addr, len| cache.map(keys, request.rkey, claim, addr, len).map_err(Refusal::Memory);
         if message.is_first() && !message.is_last() {
             map(request.remote_addr, request.total)?;
         }
-        let addr = request.remote_addr.checked_add(message.done).ok_or(Refusal::Memory)?;
+        let addr = request
+            .remote_addr
+            .checked_add(message.done)
+            .ok_or(Refusal::Memory(KeyError::Range))?;
         map(addr, message.len).map(Some)
     }
 
@@ -343,9 +355,9 @@ impl Arrival<'_, '_> {
 
     /// Fails the receive of this message, and the QP with it, and tells the requester. On an unreliable connection the
     /// message is dropped instead, and the receive waits for the next.
-    fn receive_failed(&mut self, statuses: BothStatuses) -> Nak {
+    fn receive_failed(&mut self, statuses: BothStatuses, refused: Option<RefusedAccess>) -> Nak {
         if self.to.is_reliable() {
-            self.to.fail_receive(statuses.receive);
+            self.to.fail_receive(statuses.receive, refused);
         } else {
             self.to.hca.stats.add(Counter::DropRefused, 1);
         }
@@ -354,10 +366,11 @@ impl Arrival<'_, '_> {
 
     /// Refuses the key or the range of a write that has taken its receive: the completion of that
     /// tells of it, and no event (IBA 11.6.2, Local Access Error).
-    fn write_failed(&mut self) -> Nak {
+    fn write_failed(&mut self, why: KeyError) -> Nak {
         self.to.hca.stats.add(Counter::AccessViolations, 1);
         let (receive, send) = (WcStatus::LocalAccess, WcStatus::RemoteAccess);
-        self.receive_failed(BothStatuses { receive, send })
+        let refused = self.access(why);
+        self.receive_failed(BothStatuses { receive, send }, Some(refused))
     }
 
     /// Refuses a message whose packets would not have the size that the responder expects (IBA
@@ -373,7 +386,7 @@ impl Arrival<'_, '_> {
             Operation::Read => Err(Nak::Failed(WcStatus::LocalLength)),
             Operation::Send => {
                 self.take_receive()?;
-                Err(self.receive_failed(BothStatuses::TOO_LONG))
+                Err(self.receive_failed(BothStatuses::TOO_LONG, None))
             }
             _ => Err(self.request_failed()),
         }
@@ -381,29 +394,45 @@ impl Arrival<'_, '_> {
 
     fn refuse(&mut self, refusal: Refusal) -> Nak {
         match refusal {
-            Refusal::Operation => self.request_failed(),
-            Refusal::Memory => self.access_failed(),
+            Refusal::Operation => {
+                let refused = self.access(KeyError::QpAccess);
+                self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_REQ_ERR, Some(refused));
+                Nak::Failed(WcStatus::RemoteInvalidRequest)
+            }
+            Refusal::Memory(why) => self.access_failed(why),
         }
     }
 
+    /// Returns the access that the message asks for, and that is refused.
+    fn access(&self, why: KeyError) -> RefusedAccess {
+        let request = self.message.request;
+        let length = match request.operation {
+            Operation::Flush(flush) => flush.length.unwrap_or_default(),
+            _ => request.total,
+        };
+        RefusedAccess { key: request.rkey, address: request.remote_addr, length, why }
+    }
+
     /// Refuses memory that the requester asked for and may not have.
-    fn access_failed(&mut self) -> Nak {
+    #[cold]
+    fn access_failed(&mut self, why: KeyError) -> Nak {
         self.to.hca.stats.add(Counter::AccessViolations, 1);
-        self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_ACCESS_ERR);
+        let refused = self.access(why);
+        self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, Some(refused));
         Nak::Failed(WcStatus::RemoteAccess)
     }
 
     /// Refuses what the responder does not do.
     pub fn request_failed(&mut self) -> Nak {
-        self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_REQ_ERR);
+        self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_REQ_ERR, None);
         Nak::Failed(WcStatus::RemoteInvalidRequest)
     }
 
     /// Ends a reliable connection with this event, because of a request that the responder refuses;
     /// on an unreliable one the request is dropped (IBA 9.8.2).
-    fn fail_or_drop(&mut self, event: u32) {
+    fn fail_or_drop(&mut self, event: u32, refused: Option<RefusedAccess>) {
         if self.to.is_reliable() {
-            self.to.fail(Some(event));
+            self.to.fail(event, refused);
         } else {
             self.to.hca.stats.add(Counter::DropRefused, 1);
         }

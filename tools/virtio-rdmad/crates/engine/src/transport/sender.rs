@@ -5,17 +5,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use abi::VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
 use zerocopy::FromZeros;
 
 use super::batch::{CompletionBatch, Traffic};
 use super::failure::fail_requester;
 use super::hca::{Hca, Qp};
 use crate::base::counters::Counter;
+use crate::base::host::Incident;
+use crate::base::refused::{RefusedAccess, SgeError};
 use crate::base::slot::Slot;
 use crate::base::wc_status::WcStatus;
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::management::invalidate;
-use crate::memory::mr::Mr;
+use crate::memory::mr::{Claim, Mr};
+use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::config::QpConfig;
 use crate::qp::halves::{Requester, Wait};
 use crate::qp::mtu::packets;
@@ -23,7 +27,7 @@ use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
-use crate::queue::wqe::{Ended, Popped, SendWqe};
+use crate::queue::wqe::{Ended, Malformed, Popped, SendWqe};
 
 /// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
 pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
@@ -117,6 +121,9 @@ impl Sender<'_> {
         self.stop_waiting(requester);
         if status == WcStatus::Success {
             requester.count_psns();
+        } else {
+            let why = self.error(&requester.wqe, status);
+            self.fail(requester, why);
         }
         self.end(&requester.wqe, requester.attr.path_mtu, status, batch);
     }
@@ -130,14 +137,51 @@ impl Sender<'_> {
         batch: &mut CompletionBatch,
     ) {
         self.stop_waiting(requester);
+        if status != WcStatus::Success {
+            self.fail(requester, self.error(wqe, status));
+        }
         self.end(wqe, requester.attr.path_mtu, status, batch);
     }
 
-    /// Makes the CQE of a work request, and does what an error does to the QP.
+    /// Returns what there is to tell of a work request that ends with an error.
+    #[cold]
+    fn error(&self, wqe: &SendWqe, status: WcStatus) -> Incident {
+        let refused = self.find_refused(wqe).filter(|_| status == WcStatus::LocalProtection);
+        Incident::Send { qpn: self.slot.number(), status: status.to_abi().into(), refused }
+    }
+
+    /// Returns which memory the work request of a local protection error may not use: its SGEs are checked once more.
+    fn find_refused(&self, wqe: &SendWqe) -> Option<RefusedAccess> {
+        let fetches = matches!(wqe.request.operation, Operation::Read | Operation::Atomic(_));
+        let access = if fetches { VIRTIO_RDMA_ACCESS_LOCAL_WRITE } else { 0 };
+        let claim = Claim::local(self.config.pdn, access);
+        let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
+        let (mut cache, mut mappings) = (MrCache::default(), Mappings::new());
+        let bytes = 0..wqe.sges.total();
+        let checked = cache.map_sges(&self.hca.keys, sges, claim, bytes, &mut mappings);
+        checked.err().unwrap_or(SgeError::COPY).access(sges)
+    }
+
+    /// Does to the QP what an error of its requester does.
+    #[cold]
+    pub fn fail(&self, requester: &mut Requester, why: Incident) {
+        let is_reliable = self.config.wq.kind.is_reliable();
+        let is_of_queue = matches!(why, Incident::Qp { .. });
+        let next = if is_reliable || is_of_queue { QpState::Err } else { QpState::Sqe };
+        if let Incident::Qp { qpn, event, .. } = why {
+            self.hca.raise_only(event, qpn);
+        }
+        fail_requester(self.hca, self.slot, next);
+        requester.failure = Some(Box::new((self.hca.clock().now(), why)));
+        self.hca.note(why);
+    }
+
+    /// Makes the CQE of a work request.
     #[inline(always)]
     fn end(&self, wqe: &SendWqe, path_mtu: u8, status: WcStatus, batch: &mut CompletionBatch) {
         if status != WcStatus::Success {
-            return self.fail(wqe.ended(), status, batch);
+            self.complete(wqe.ended(), status, 0, batch);
+            return;
         }
         self.count(wqe, path_mtu, batch);
         if self.config.signal_all || wqe.signaled {
@@ -145,13 +189,16 @@ impl Sender<'_> {
         }
     }
 
-    /// Ends a work request with an error, and the QP with it.
+    /// Ends a malformed work request, and the QP with it.
     #[cold]
-    pub fn fail(&self, ended: Ended, status: WcStatus, batch: &mut CompletionBatch) {
-        let is_reliable = self.config.wq.kind.is_reliable();
-        let next = if is_reliable { QpState::Err } else { QpState::Sqe };
-        fail_requester(self.hca, self.slot, next);
-        self.hca.note_error(self.slot, status);
+    pub fn end_malformed(
+        &self,
+        requester: &mut Requester,
+        Malformed { ended, status, .. }: Malformed,
+        batch: &mut CompletionBatch,
+    ) {
+        let (qpn, abi) = (self.slot.number(), status.to_abi().into());
+        self.fail(requester, Incident::Send { qpn, status: abi, refused: None });
         self.complete(ended, status, 0, batch);
     }
 

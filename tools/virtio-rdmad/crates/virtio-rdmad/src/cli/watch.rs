@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::call::Answers;
 use super::options::WatchOptions;
 use crate::control::interface::MONITOR;
-use crate::control::report::EventReport;
+use crate::control::report::{EventReport, RefusedReport};
 
 /// Prints events until the process behind the control socket ends, or nobody reads them any more.
 pub fn print(options: &WatchOptions) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,7 +28,9 @@ pub fn print(options: &WatchOptions) -> Result<(), Box<dyn std::error::Error>> {
 
 /// Returns the line of an event, which begins with its age in seconds if that is not 0.
 fn text(report: &EventReport, now: SystemTime) -> String {
-    let EventReport { time_usec, event, guest, worker, qpn, cqn, srqn, reason, lost, .. } = report;
+    let EventReport {
+        time_usec, event, guest, worker, qpn, cqn, srqn, reason, refused, lost, ..
+    } = report;
     let age = now.duration_since(UNIX_EPOCH + Duration::from_micros(*time_usec));
     let age = age.map_or(0, |age| age.as_secs());
     let late = if age == 0 { String::new() } else { format!("{age} s ago: ") };
@@ -45,7 +47,13 @@ fn text(report: &EventReport, now: SystemTime) -> String {
         .filter_map(|(kind, number)| number.map(|number| format!(", {kind} {number}")))
         .collect();
     let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    format!("{late}{guest}{event}{objects}{reason}")
+    let refused = refused.as_ref().map(|refused| format!(": {}", access(refused)));
+    format!("{late}{guest}{event}{objects}{reason}{}", refused.unwrap_or_default())
+}
+
+/// Returns what is said of an access to memory that was refused.
+fn access(RefusedReport { key, address, length, reason }: &RefusedReport) -> String {
+    format!("key {key:#010x}, address {address}, {length} bytes: {reason}")
 }
 
 #[cfg(test)]
@@ -62,6 +70,17 @@ mod tests {
         };
         let now = SystemTime::now();
         assert_eq!(text(&error, now), "g1: qp_error, QP 5: RETRY_EXC_ERR");
+        let refused = RefusedReport {
+            key: 0x1234,
+            address: "0x7f00".to_owned(),
+            length: 8,
+            reason: "out_of_range".to_owned(),
+        };
+        let error = EventReport { refused: Some(refused), ..error };
+        assert_eq!(
+            text(&error, now),
+            "g1: qp_error, QP 5: RETRY_EXC_ERR: key 0x00001234, address 0x7f00, 8 bytes: out_of_range"
+        );
         let early = EventReport::at(now - Duration::from_secs(7), "watching");
         assert_eq!(text(&early, now + Duration::from_micros(1)), "7 s ago: watching");
     }

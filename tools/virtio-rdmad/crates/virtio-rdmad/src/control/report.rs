@@ -224,6 +224,20 @@ pub struct QpReport {
     pub receives: u16,
 }
 
+/// An access to memory that was refused.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct RefusedReport {
+    /// The key that the memory was named by.
+    pub key: u32,
+    /// The address of the first byte, in hexadecimal digits behind "0x".
+    pub address: String,
+    /// How many bytes.
+    pub length: u64,
+    /// Why: "unknown_key", "invalidated", "other_pd", "no_right", "qp_forbids", "other_qp", "out_of_range" or "no_memory".
+    pub reason: String,
+}
+
 /// Something that has happened.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -251,6 +265,9 @@ pub struct EventReport {
     /// Why, or the name of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The access to memory that was refused, if that is the error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<RefusedReport>,
     /// How many events were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,

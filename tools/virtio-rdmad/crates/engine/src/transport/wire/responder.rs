@@ -18,6 +18,7 @@ use super::{congestion, service};
 use crate::base::counters::Counter;
 use crate::base::limits::MAX_MSG_SIZE;
 use crate::base::qp_type::QpType;
+use crate::base::refused::{KeyError, RefusedAccess};
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::base::wc_status::WcStatus;
@@ -501,11 +502,14 @@ pub(crate) fn pump(
                 match send_data(hca, slot, &path, read, responder, round) {
                     Ok(true) => {}
                     Ok(false) => continue,
-                    Err(()) if *is_repeated => {
+                    Err(_) if *is_repeated => {
                         hca.stats.add(Counter::DropRepeatedAnswer, 1);
                     }
-                    Err(()) => {
-                        fail(hca, slot, responder, round);
+                    Err(why) => {
+                        let ReadReply { rkey: key, remote_addr: address, total: length, .. } =
+                            *read;
+                        let refused = RefusedAccess { key, address, length, why };
+                        fail(hca, slot, responder, refused, round);
                         let syndrome = Syndrome::Nak(NakCode::RemoteAccessError);
                         let psn = read.next();
                         *reply = Reply::Acknowledge { psn, syndrome };
@@ -527,9 +531,16 @@ pub(crate) fn pump(
 }
 
 /// Ends a QP whose peer reads what it may not.
-fn fail(hca: &Arc<Hca>, slot: Slot, responder: &mut Responder, round: &mut Round) {
+fn fail(
+    hca: &Arc<Hca>,
+    slot: Slot,
+    responder: &mut Responder,
+    refused: RefusedAccess,
+    round: &mut Round,
+) {
     let Round { batch, .. } = round;
-    Receiver { hca, slot, responder, batch }.fail(Some(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
+    let mut receiver = Receiver { hca, slot, responder, batch };
+    receiver.fail(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, Some(refused));
 }
 
 /// Sends an answer without payload.
@@ -583,14 +594,15 @@ fn send_data(
     read: &mut ReadReply,
     responder: &Responder,
     round: &mut Round,
-) -> Result<bool, ()> {
+) -> Result<bool, KeyError> {
     let mtu = mtu_bytes(responder.attr.path_mtu);
     let count = packets(read.total, responder.attr.path_mtu);
     let position = position(read.sent, count);
     let skip = u64::from(read.sent) * mtu;
     let len = read.next_len(mtu);
-    let config = responder.config.ok_or(())?;
-    let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
+    let config = responder.config.ok_or(KeyError::Pd)?;
+    let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position);
+    let opcode = opcode.ok_or(KeyError::Memory)?;
     let aeth = Aeth { syndrome: ACK, msn: responder.expected.msn };
     let aeth = (position != Position::Middle).then_some(aeth);
     let extended = ExtendedHeaders { aeth, ..Default::default() };
@@ -605,8 +617,9 @@ fn send_data(
         let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
         let claim = Claim { pdn: read.pdn, access, qp: Some(slot) };
         let addr = read.remote_addr.wrapping_add(skip);
-        let mapping = cache.map(&hca.keys, read.rkey, claim, addr, len).map_err(|_| ())?;
-        copy::read(View { cache, mappings: std::slice::from_ref(&mapping) }, place).map_err(|_| ())
+        let mapping = cache.map(&hca.keys, read.rkey, claim, addr, len)?;
+        copy::read(View { cache, mappings: std::slice::from_ref(&mapping) }, place)
+            .map_err(|_| KeyError::Memory)
     });
     sent?;
     read.sent += 1;
