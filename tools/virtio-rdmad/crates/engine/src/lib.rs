@@ -88,5 +88,5 @@ pub use image::SavedQueue;
 pub use qp::state::QpState;
 pub use ring::Signal;
 pub use schedule::scheduler::Next;
-pub use status::{DeviceStatus, QpCount, QpStatus, SrqStatus};
+pub use status::{ConnectionStatus, DeviceStatus, QpCount, QpError, QpPath, QpStatus, SrqStatus};
 pub use transport::rights::{AddressRights, GidPrefix, VlanList};

@@ -3,20 +3,24 @@
 //! What a device tells of itself.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use crate::base::address::{Address, Gid};
 use crate::base::counters::Counter;
+use crate::base::host::Incident;
 use crate::base::limits::Limits;
 use crate::base::qp_type::QpType;
 use crate::base::quota::Quota;
 use crate::base::slot::Slot;
 use crate::base::sync::lock;
+use crate::qp::halves::{Failure, Partner, Requester};
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wq_ring::Backlog;
 use crate::schedule::guest::Guest;
-use crate::transport::hca::{Hca, Qp};
+use crate::transport::hca::{Hca, Qp, Responder};
+use crate::transport::wire::is_away;
 
 /// What a device tells of one QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +39,47 @@ pub struct QpStatus {
     pub sends: u16,
     /// Receive work requests likewise.
     pub receives: u16,
+    /// What there is to tell of the connection, if connected.
+    pub connection: Option<ConnectionStatus>,
+    /// The last error since RESET. An image of the device does not have it.
+    pub last_error: Option<QpError>,
+}
+
+/// How the messages of a connection get to its other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpPath {
+    /// By copies to a guest of the same network.
+    Local,
+    /// In packets.
+    Wire,
+    /// No guest of the network has had the address of the other end, and no packet has come from there.
+    Unknown,
+}
+
+/// What a device tells of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionStatus {
+    /// How messages get to the other end.
+    pub path: QpPath,
+    /// The PSN of the packet that is sent next.
+    pub sq_psn: u32,
+    /// The PSN of the oldest packet that is not acknowledged; that of the next one if all are.
+    pub sq_una: u32,
+    /// The PSN that is expected.
+    pub rq_psn: u32,
+    /// How often the requester may still try again without an answer.
+    pub retries_left: u8,
+    /// How often it may still try again without a receive at the other end; 7: for ever.
+    pub rnr_retries_left: u8,
+}
+
+/// An error of a QP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpError {
+    /// How long ago it was. The time for which the device was frozen does not count.
+    pub age: Duration,
+    /// What has happened.
+    pub incident: Incident,
 }
 
 /// How many QPs of a type are in a state.
@@ -180,7 +225,10 @@ fn of_qp(hca: &Hca, slot: Slot, qp: &Qp) -> Option<QpStatus> {
     let backlog =
         |queue: &WorkQueue| if hca.is_frozen() { Backlog::known(0) } else { queue.backlog() };
     let count = |backlog: &Backlog| u16::try_from(backlog.count()).unwrap_or(u16::MAX);
-    let sends = backlog(&lock(&qp.requester).queue);
+    let requester = lock(&qp.requester);
+    let sends = backlog(&requester.queue);
+    let sending = Sending::of(&requester);
+    drop(requester);
     let responder = lock(&qp.responder);
     let kind = responder.config?.wq.kind;
     let state = qp.state();
@@ -194,8 +242,77 @@ fn of_qp(hca: &Hca, slot: Slot, qp: &Qp) -> Option<QpStatus> {
         dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
         sends: 0,
         receives: 0,
+        connection: peer.then(|| sending.connection(&responder)),
+        last_error: last_error(hca, [&sending.failure, &responder.failure]),
     };
+    let partners = [sending.partner, responder.partner];
+    let (source, dgid) = (responder.source, responder.attr.ah_attr.grh.dgid);
     drop(responder);
+    if let Some(connection) = &mut status.connection {
+        connection.path = path(hca, partners, &source, &dgid);
+    }
     (status.sends, status.receives) = (count(&sends), count(&receives));
     Some(status)
+}
+
+/// What there is to tell of a requester.
+struct Sending {
+    psns: [u32; 2],
+    retries_left: u8,
+    rnr_retries_left: u8,
+    partner: Partner,
+    failure: Option<Box<Failure>>,
+}
+
+impl Sending {
+    fn of(requester: &Requester) -> Self {
+        let psns = match &requester.window {
+            Some(window) => [window.snd_nxt(), window.snd_una()],
+            None => [requester.sq_psn(); 2],
+        };
+        // Each work request begins with all retries.
+        let (retries_left, rnr_retries_left) = if requester.is_sending() {
+            (requester.retry_left, requester.rnr_left)
+        } else {
+            (requester.attr.retry_cnt, requester.attr.rnr_retry)
+        };
+        Self {
+            psns: psns.map(|psn| psn.get()),
+            retries_left,
+            rnr_retries_left,
+            partner: requester.partner,
+            failure: requester.failure.clone(),
+        }
+    }
+
+    fn connection(&self, responder: &Responder) -> ConnectionStatus {
+        let [sq_psn, sq_una] = self.psns;
+        ConnectionStatus {
+            path: QpPath::Unknown,
+            sq_psn,
+            sq_una,
+            rq_psn: responder.expected.psn.get(),
+            retries_left: self.retries_left,
+            rnr_retries_left: self.rnr_retries_left,
+        }
+    }
+}
+
+/// Returns how messages get to the other end of a connection between two addresses. Its halves have found that out by
+/// themselves.
+fn path(hca: &Hca, partners: [Partner; 2], source: &Address, dgid: &Gid) -> QpPath {
+    let known = partners.iter().find_map(|partner| match partner {
+        Partner::Unknown => None,
+        Partner::Device(_) => Some(QpPath::Local),
+        Partner::Remote => Some(QpPath::Wire),
+    });
+    let is_away = || is_away(hca, source, dgid);
+    known.unwrap_or_else(|| if is_away() { QpPath::Wire } else { QpPath::Unknown })
+}
+
+/// Returns the later one of the errors of two halves.
+fn last_error(hca: &Hca, failures: [&Option<Box<Failure>>; 2]) -> Option<QpError> {
+    let last = failures.into_iter().flatten().max_by_key(|failure| failure.0)?;
+    let (time, incident) = **last;
+    Some(QpError { age: hca.clock().now().saturating_duration_since(time), incident })
 }

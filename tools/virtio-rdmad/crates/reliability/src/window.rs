@@ -435,6 +435,11 @@ impl<T> Window<T> {
         self.acked
     }
 
+    /// Returns the PSN of the packet that is sent next, which was sent before after a loss.
+    pub fn snd_nxt(&self) -> Psn {
+        self.snd_nxt
+    }
+
     /// Returns whether progress was made since the last call: a request was acknowledged, or a missing packet of a
     /// response was taken. A window makes progress at most as often as it has packets, whatever a peer sends.
     pub fn take_progress(&mut self) -> bool {

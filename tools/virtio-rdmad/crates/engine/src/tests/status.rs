@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use abi::*;
 
+use super::cable::{over_a_cable, Faults};
 use super::driver::*;
 use crate::base::sync::lock;
-use crate::{DeviceStatus, QpCount, QpState};
+use crate::{Clock, DeviceStatus, Incident, KeyError, QpCount, QpPath, QpState, QpStatus};
 
 /// How long a thread has to answer that waits for nobody.
 const AT_ONCE: Duration = Duration::from_secs(60);
@@ -125,4 +126,75 @@ fn a_freeze_waits_for_the_status() {
 fn changes_of_memory_and_resets_wait_for_the_status() {
     waits_for_the_status(|guest| guest.device.begin_memory(&guest.memory));
     waits_for_the_status(|guest| guest.device.begin_reset());
+}
+
+fn of_qp(guest: &Guest, qpn: u32) -> QpStatus {
+    guest.device.status().qps.into_iter().find(|qp| qp.qpn == qpn).unwrap()
+}
+
+/// The status of a QP has where its connection is, and what ended it.
+fn follows_a_connection(path: QpPath) {
+    // An image does not have the last error.
+    without_upgrades();
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let idle = of_qp(&pair.a, a.qpn).connection.unwrap();
+    pair.b.post_recv(b.qpn, 1, &[sge(DATA, 3000, b.key)]);
+    // Three packets of 1024 bytes.
+    pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 3000, a.key)]));
+    settle_in_time(&[&pair.a, &pair.b]);
+    let [from, to] = [of_qp(&pair.a, a.qpn), of_qp(&pair.b, b.qpn)];
+    let (sent, received) = (from.connection.unwrap(), to.connection.unwrap());
+    assert_eq!([sent.path, received.path], [path; 2]);
+    assert_eq!([sent.sq_psn, sent.sq_una], [idle.sq_psn + 3; 2]);
+    assert_eq!((received.rq_psn, received.sq_psn), (sent.sq_psn, sent.rq_psn));
+    assert_eq!((sent.retries_left, sent.rnr_retries_left), (3, 3));
+    assert!(from.last_error.is_none() && to.last_error.is_none());
+
+    let write = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]);
+    pair.a.post_send(a.qpn, &write.rdma(DATA, b.key ^ 1));
+    settle_in_time(&[&pair.a, &pair.b]);
+    pair.clock.advance_to(pair.clock.now() + Duration::from_secs(5));
+    let [from, to] = [of_qp(&pair.a, a.qpn), of_qp(&pair.b, b.qpn)];
+    let (from, to) = (from.last_error.unwrap(), to.last_error.unwrap());
+    let status = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
+    assert_eq!(from.incident, Incident::Send { qpn: a.qpn, status, refused: None });
+    let Incident::Qp { refused: Some(refused), .. } = to.incident else { panic!("{to:?}") };
+    assert_eq!((refused.key, refused.why), (b.key ^ 1, KeyError::Key));
+    assert!(to.age >= Duration::from_secs(5) && to.age < Duration::from_secs(6), "{to:?}");
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+    assert_eq!(of_qp(&pair.a, a.qpn).last_error, None);
+}
+
+#[test]
+fn a_connection_of_the_local_path_is_followed() {
+    follows_a_connection(QpPath::Local);
+    with_rings(|| follows_a_connection(QpPath::Local));
+}
+
+#[test]
+fn a_connection_on_the_wire_is_followed() {
+    over_a_cable(1, Faults::default(), || follows_a_connection(QpPath::Wire));
+}
+
+/// A requester that gets no answer has fewer retries, and has not sent what is behind the message under way.
+#[test]
+fn retries_that_are_left_are_told() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        let before = of_qp(&pair.a, a.qpn).connection.unwrap();
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
+        let after = loop {
+            let next = settle(&[&pair.a, &pair.b]).unwrap();
+            let after = of_qp(&pair.a, a.qpn).connection.unwrap();
+            if after.retries_left != before.retries_left {
+                break after;
+            }
+            pair.clock.advance_to(next);
+        };
+        assert_eq!((after.sq_una, after.sq_psn), (before.sq_una, before.sq_psn + 1));
+        assert_eq!((before.retries_left, after.retries_left), (3, 2));
+    });
 }

@@ -222,6 +222,40 @@ pub struct QpReport {
     pub sends: u16,
     /// How many receive work requests the device has yet to take.
     pub receives: u16,
+    /// How messages get to the peer, if it has one and that is known: "local" or "wire".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The PSN of the packet that is sent next, if the QP has a peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sq_psn: Option<u32>,
+    /// The PSN of the oldest packet that is not acknowledged; that of the next one if all are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sq_una: Option<u32>,
+    /// The PSN that is expected of the peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rq_psn: Option<u32>,
+    /// How often the QP may still try again without an answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries_left: Option<u8>,
+    /// How often the QP may still try again without a receive at the peer; 7: for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rnr_retries_left: Option<u8>,
+    /// The last error since RESET.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<QpErrorReport>,
+}
+
+/// The last error of a QP.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct QpErrorReport {
+    /// When, in microseconds since 1970.
+    pub time_usec: u64,
+    /// The name of the error: that of a status or an event of libibverbs, without its prefix.
+    pub reason: String,
+    /// The access to memory that was refused, if that is the error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<RefusedReport>,
 }
 
 /// An access to memory that was refused.

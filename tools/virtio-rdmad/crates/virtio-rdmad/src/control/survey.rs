@@ -6,13 +6,14 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use engine::{Address, DeviceStatus, Limits, QpCount, QpState, QpStatus, Quota, SrqStatus};
+use engine::{Address, DeviceStatus, Limits, QpCount, QpPath, QpState, QpStatus, Quota, SrqStatus};
 use network::Switch;
 
 use super::report::{
     BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpCountReport, QpReport,
     Report, SrqReport, UplinkReport, WorkerReport,
 };
+use super::told;
 use crate::guest::guests::Guests;
 use crate::guest::histogram;
 use crate::guest::mailbox::Mailbox;
@@ -158,7 +159,8 @@ fn name_of(state: QpState) -> String {
 }
 
 fn qp_report(qp: &QpStatus) -> QpReport {
-    let QpStatus { qpn, service, state, dest_qpn, dest_gid, sends, receives } = *qp;
+    let QpStatus { qpn, service, state, dest_qpn, dest_gid, sends, receives, .. } = *qp;
+    let connection = qp.connection.as_ref();
     QpReport {
         qpn,
         service: service.to_owned(),
@@ -167,6 +169,21 @@ fn qp_report(qp: &QpStatus) -> QpReport {
         dest_gid: dest_gid.map(format_gid),
         sends,
         receives,
+        path: connection.and_then(|connection| name_of_path(connection.path)).map(str::to_owned),
+        sq_psn: connection.map(|connection| connection.sq_psn),
+        sq_una: connection.map(|connection| connection.sq_una),
+        rq_psn: connection.map(|connection| connection.rq_psn),
+        retries_left: connection.map(|connection| connection.retries_left),
+        rnr_retries_left: connection.map(|connection| connection.rnr_retries_left),
+        last_error: qp.last_error.as_ref().map(told::last_error),
+    }
+}
+
+fn name_of_path(path: QpPath) -> Option<&'static str> {
+    match path {
+        QpPath::Local => Some("local"),
+        QpPath::Wire => Some("wire"),
+        QpPath::Unknown => None,
     }
 }
 

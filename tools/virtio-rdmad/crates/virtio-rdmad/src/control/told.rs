@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What clients that watch are told of an event.
 
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use abi::{
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR,
@@ -9,9 +9,9 @@ use abi::{
     VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
     VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
-use engine::{Incident, RefusedAccess};
+use engine::{Incident, QpError, RefusedAccess};
 
-use super::report::{EventReport, RefusedReport};
+use super::report::{EventReport, QpErrorReport, RefusedReport};
 use crate::guest::events::{Event, Events, Waiting};
 
 /// Takes the events that wait, for clients.
@@ -53,6 +53,14 @@ fn of_qp(incident: &Incident, report: EventReport) -> EventReport {
     };
     let reason = name_of_error(incident).map(str::to_owned);
     EventReport { qpn: Some(*qpn), reason, refused: refused.map(refused_report), ..report }
+}
+
+/// Returns the report of the last error of a QP.
+pub fn last_error(QpError { age, incident }: &QpError) -> QpErrorReport {
+    let time = SystemTime::now().checked_sub(*age).unwrap_or(UNIX_EPOCH);
+    let EventReport { time_usec, reason, refused, .. } =
+        of_qp(incident, EventReport::at(time, "qp_error"));
+    QpErrorReport { time_usec, reason: reason.unwrap_or_default(), refused }
 }
 
 /// Returns the name of the error of a QP: that of a status or of an event, without its prefix.
