@@ -51,7 +51,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W 'error warn info debug trace' -- "$cur")
 		return
 		;;
-	--workers | --cpus | --poll-us | --user | --interval)
+	--workers | --cpus | --poll-us | --user | --interval | --qpn)
 		return
 		;;
 	esac
@@ -72,6 +72,7 @@ _virtio_rdmad() {
 		case $command in
 		status) of_command+=' --json --brief' ;;
 		watch) of_command+=' --json' ;;
+		trace) of_command+=' --qpn --json' ;;
 		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
 		reload) of_command+=' --config' ;;
@@ -83,6 +84,6 @@ _virtio_rdmad() {
 		return
 	fi
 	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --withhold --forget-unreadable --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove check supervise help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch trace top add set reload remove check supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -12,6 +12,7 @@ use ring::{Signal, SplitQueue, MAX_SIZE};
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::image::{open, seal, LoadError};
+use crate::base::observe::Observer;
 use crate::base::queues::{Layout, Queue};
 use crate::base::sync::lock;
 use crate::config::{config_space, features, DeviceConfig, DevicePolicy};
@@ -32,8 +33,8 @@ const DOORBELL_SIZE: u16 = 1024;
 
 /// The device of one guest: what a transport drives.
 ///
-/// All methods but [`Device::status`], [`Device::summary`] and [`Device::set_policy`] are for the one thread that serves the
-/// guest.
+/// All methods but [`Device::status`], [`Device::summary`], [`Device::set_policy`] and [`Device::set_observer`] are for the
+/// one thread that serves the guest.
 pub struct Device {
     guest: Guest,
     scheduler: Mutex<Scheduler>,
@@ -391,6 +392,12 @@ impl Device {
     pub fn summary(&self) -> DeviceStatus {
         let started = self.started.load(Ordering::Acquire);
         status::of_guest(&self.guest, started)
+    }
+
+    /// Has an observer told of the messages of the QPs that it wants to know of, in place of the one before. Any thread
+    /// may call this; it takes the locks of each QP. While there is none, nothing is done for it.
+    pub fn set_observer(&self, observer: Option<Arc<dyn Observer>>) {
+        self.hca().set_observer(observer);
     }
 
     /// Returns a counter's value.

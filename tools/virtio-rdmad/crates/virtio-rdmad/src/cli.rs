@@ -11,6 +11,7 @@ mod reload;
 mod set;
 mod status;
 mod top;
+mod trace;
 mod watch;
 
 use std::error::Error;
@@ -30,6 +31,7 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         Command::Status(options) => status::print(options),
         Command::Metrics(options) => metrics::print(options),
         Command::Watch(options) => watch::print(options),
+        Command::Trace(options) => trace::print(options),
         Command::Top(options) => top::run(options),
         Command::Add(options) => add_remove::add(options),
         Command::Set(options) => set::run(options),

@@ -5,6 +5,7 @@
 mod client;
 pub mod interface;
 pub mod report;
+mod seen;
 mod survey;
 mod told;
 
@@ -15,14 +16,16 @@ use std::sync::{Arc, PoisonError};
 
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
+use serde::Serialize;
 use varlink::sansio::protocol::{parse_request, serialize_reply};
 use varlink::{ConnectionHandler, Reply, VarlinkService};
 
-use crate::guest::events::Events;
+use crate::guest::events::{Events, Waiting};
+use crate::guest::trace::{Traced, Traces};
 use crate::os::socket::Socket;
 use client::{Client, Ended};
 use interface::{Besides, Daemon};
-use report::EventReport;
+use report::{EventReport, SeenReport};
 pub use survey::Surveyed;
 
 /// Most clients at a time. If there are as many, one more takes the place of the one that has neither sent nor read
@@ -30,13 +33,14 @@ pub use survey::Surveyed;
 const MAX_CLIENTS: usize = 64;
 
 /// Serves the clients that connect, until the other end of `end` is closed.
-pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Events) {
+pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Events, traces: Traces) {
     let besides = Arc::new(Besides::default());
     let daemon = Daemon::new(surveyed, besides.clone());
     let (vendor, product, version) =
         ("virtio-rdma", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     let service = VarlinkService::new(vendor, product, version, "", vec![Box::new(daemon)]);
-    let mut server = Server { socket, service, besides, events, clients: Vec::new() };
+    let clients = Vec::new();
+    let mut server = Server { socket, service, besides, events, traces, clients };
     loop {
         match server.wait(end) {
             Ok(Ready { is_over: true, .. }) => return,
@@ -58,6 +62,8 @@ struct Ready {
     has_new: bool,
     /// Something has happened to a guest.
     has_events: bool,
+    /// Something has happened to a message of a guest that is traced.
+    has_seen: bool,
     /// Clients have sent something, or read something.
     clients: Vec<bool>,
 }
@@ -69,6 +75,7 @@ struct Server<'a> {
     /// What a call has besides its parameters.
     besides: Arc<Besides>,
     events: &'a Events,
+    traces: Traces,
     clients: Vec<Client>,
 }
 
@@ -79,22 +86,25 @@ impl Server<'_> {
             PollFd::new(end, PollFlags::empty()),
             PollFd::new(self.socket.listener(), PollFlags::IN),
             PollFd::new(self.events, PollFlags::IN),
+            PollFd::new(&*self.traces.seen, PollFlags::IN),
         ];
         fds.extend(self.clients.iter().map(|client| PollFd::new(client, client.interest())));
         poll(&mut fds, None)?;
         let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let (is_over, has_new, has_events) = (ready[0], ready[1], ready[2]);
-        Ok(Ready { is_over, has_new, has_events, clients: ready[3..].to_vec() })
+        let (is_over, has_new, has_events, has_seen) = (ready[0], ready[1], ready[2], ready[3]);
+        Ok(Ready { is_over, has_new, has_events, has_seen, clients: ready[4..].to_vec() })
     }
 
     /// Serves the clients that have sent or read something, and those that have connected, and tells of events.
     fn serve(&mut self, ready: &Ready) {
         let mut is_ready = ready.clients.iter();
         let (service, besides, events) = (&self.service, &*self.besides, self.events);
+        let (traces, mut traced) = (&mut self.traces, traced_by(&self.clients));
         self.clients.retain_mut(|client| {
             if is_ready.next() != Some(&true) {
                 return true;
             }
+            let mut latest = None;
             let served = client.serve(|request, descriptors, answers| {
                 let own = || besides.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
                 std::mem::swap(descriptors, &mut own());
@@ -104,13 +114,24 @@ impl Server<'_> {
                     // Whatever happens from when the client reads its first answer on, it is told of.
                     events.set_watched(true);
                 }
+                let mut new = besides.traced.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(new) = new.take() {
+                    // The same holds for what it traces.
+                    traced.push(new.clone());
+                    traces.follow(&traced);
+                    latest = Some(new);
+                }
                 answered
             });
             client.watches |= besides.watches.swap(false, Ordering::Relaxed);
+            client.traced = latest.or(client.traced.take());
             stays(served)
         });
         if ready.has_events {
             self.tell(&told::take(self.events));
+        }
+        if ready.has_seen {
+            self.tell_seen();
         }
         if ready.has_new {
             if let Err(error) = accept(self.socket, &mut self.clients) {
@@ -119,12 +140,27 @@ impl Server<'_> {
         }
         let is_watched = self.clients.iter().any(|client| client.watches);
         self.events.set_watched(is_watched);
+        self.traces.follow(&traced_by(&self.clients));
+    }
+
+    /// Tells the clients that trace a guest what was seen of its messages.
+    fn tell_seen(&mut self) {
+        let Waiting { events, lost } = self.traces.seen.take();
+        let of_lost = |lost| of_report(&SeenReport::of_lost(lost));
+        self.clients.retain_mut(|client| {
+            let Some(traced) = &client.traced else { return true };
+            let own = events.iter().filter(|(_, guest, seen)| traced.covers(guest, seen.qpn));
+            let reports = own.map(|(time, guest, what)| seen::report(*time, guest, what));
+            let mut answers: Vec<_> = reports.map(|report| of_report(&report)).collect();
+            answers.extend((lost != 0).then(|| of_lost(lost)));
+            stays(client.tell(&answers, of_lost).map_err(Ended::Os))
+        });
     }
 
     /// Tells the clients that watch what has happened.
     fn tell(&mut self, events: &[EventReport]) {
-        let events: Vec<_> = events.iter().map(of_event).collect();
-        let lost = |lost| of_event(&EventReport::of_lost(lost));
+        let events: Vec<_> = events.iter().map(of_report).collect();
+        let lost = |lost| of_report(&EventReport::of_lost(lost));
         self.clients.retain_mut(|client| {
             !client.watches || stays(client.tell(&events, lost).map_err(Ended::Os))
         });
@@ -138,9 +174,14 @@ fn stays(served: Result<(), Ended>) -> bool {
         .is_ok()
 }
 
+/// Returns what clients trace.
+fn traced_by(clients: &[Client]) -> Vec<Traced> {
+    clients.iter().filter_map(|client| client.traced.clone()).collect()
+}
+
 /// Returns the answer that tells of an event, which others follow.
-fn of_event(event: &EventReport) -> Vec<u8> {
-    let parameters = serde_json::to_value(event).ok();
+fn of_report(report: &impl Serialize) -> Vec<u8> {
+    let parameters = serde_json::to_value(report).ok();
     let reply = Reply { continues: Some(true), ..Reply::parameters(parameters) };
     serialize_reply(&reply).unwrap_or_default()
 }

@@ -25,6 +25,7 @@ use crate::control::{self, Surveyed};
 use crate::guest::events::Events;
 use crate::guest::guests::{stations, AddError, Arriving, Guests};
 use crate::guest::mailbox::Mailbox;
+use crate::guest::trace::Traces;
 use crate::guest::Guest;
 use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
 use crate::os::access::Access;
@@ -721,12 +722,13 @@ fn start_control(
     let (end, ended) = UnixStream::pair()?;
     let Some(socket) = socket else { return Ok((end, None)) };
     let filters = filters.cloned();
+    let traces = Traces::new(surveyed.guests.clone()).map_err(Error::from)?;
     let serve = move || {
         if let Some(Err(error)) = filters.map(|filters| filters.confine()) {
             tracing::error!(%error, "the control socket is not served");
             return;
         }
-        control::run(&socket, &ended, surveyed, &events);
+        control::run(&socket, &ended, surveyed, &events, traces);
     };
     let thread = std::thread::Builder::new().name("control".to_owned()).spawn(serve)?;
     Ok((end, Some(thread)))

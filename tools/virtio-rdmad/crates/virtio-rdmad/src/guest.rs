@@ -7,6 +7,7 @@ pub mod histogram;
 pub mod mailbox;
 pub mod seat;
 pub mod times;
+pub mod trace;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

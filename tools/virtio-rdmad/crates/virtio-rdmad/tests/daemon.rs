@@ -2259,6 +2259,89 @@ fn pair(daemon: &Daemon, transport: Transport) -> Pair {
     Pair::new(guests.map(|(name, transport)| (connect(&daemon.path(name)), transport)))
 }
 
+/// A client that traces a guest.
+struct Trace {
+    process: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    _watchdog: Watchdog,
+}
+
+impl Trace {
+    fn of(daemon: &Daemon, guest: &str, qpn: u32) -> Self {
+        let mut command = Command::new(BINARY);
+        command.args(["trace", "--json", "--control"]).arg(daemon.path("control"));
+        command.args(["--qpn", &qpn.to_string(), guest]).process_group(0).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut trace = Self { _watchdog: Watchdog::new(&process, LIMIT), process, lines };
+        assert_eq!(trace.next()["event"], "tracing");
+        trace
+    }
+
+    fn next(&mut self) -> Value {
+        serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+
+    /// Returns the next line with this event.
+    fn find(&mut self, event: &str) -> Value {
+        loop {
+            let line = self.next();
+            assert_ne!(line["event"], "lost");
+            if line["event"] == event {
+                return line;
+            }
+        }
+    }
+}
+
+/// A SEND that waits for a receive and a WRITE that is refused are followed at both ends; those of another QP are not.
+#[test]
+fn one_message_is_followed() {
+    let daemon = Daemon::start_with("trace", &[], &two_guests(Transport::VfioUser));
+    let mut socket = connect(&daemon.path("control"));
+    let nobody = serde_json::json!({ "guest": "a" });
+    let answer = call(&mut socket, "org.virtio-rdma.Daemon.Trace", &nobody);
+    assert_eq!(answer["error"], "org.varlink.service.ExpectedMore");
+    let (_, unknown) = run(&daemon, &["trace", "x"]);
+    assert!(unknown.contains("UnknownGuest"), "{unknown}");
+    let mut pair = pair(&daemon, Transport::VfioUser);
+    let [[a, b], [other, _]] = pair.connections[..] else { panic!("not two connections") };
+    let (mut at_a, mut at_b) = (Trace::of(&daemon, "a", a), Trace::of(&daemon, "b", b));
+
+    pair.guests[0].post_send(other, 1, 0);
+    pair.guests[0].post_send(a, 7, 0);
+    let posted = at_a.next();
+    assert_eq!((&posted["event"], &posted["opcode"]), (&"posted".into(), &"SEND".into()));
+    assert_eq!((&posted["wr_id"], &posted["length"]), (&"0x7".into(), &3000.into()));
+    assert_eq!((&posted["guest"], &posted["qpn"]), (&"a".into(), &a.into()));
+    let retried = at_a.find("retried");
+    assert_eq!((&retried["reason"], &retried["psn"]), (&"no receive".into(), &posted["psn"]));
+    assert_eq!(at_b.find("refused")["reason"], "RNR");
+    pair.guests[1].post_receive(b, 9);
+    let copied = at_a.find("copied");
+    assert_eq!((&copied["offset"], &copied["length"]), (&0.into(), &3000.into()));
+    let completed = at_a.find("send_completed");
+    assert_eq!((&completed["wr_id"], &completed["status"]), (&"0x7".into(), &"SUCCESS".into()));
+    assert_eq!(at_b.find("receive_completed")["wr_id"], "0x9");
+
+    pair.guests[0].post_write(a, 8);
+    assert_eq!(at_a.find("posted")["opcode"], "RDMA_WRITE");
+    assert_eq!(at_a.find("nak")["reason"], "INVALID_REQUEST");
+    assert_eq!(at_a.find("send_completed")["status"], "REM_INV_REQ_ERR");
+    let refused = at_b.find("refused");
+    assert_eq!(refused["refused"]["reason"], "qp_forbids", "{refused}");
+    assert_eq!((&refused["refused"]["length"], &refused["qpn"]), (&3000.into(), &b.into()));
+    let status = daemon.status();
+    let qps = status["guests"][1]["qps"].as_array().unwrap();
+    let error = &qps.iter().find(|qp| qp["qpn"] == b).unwrap()["last_error"];
+    assert_eq!((&error["reason"], &error["refused"]), (&"QP_REQ_ERR".into(), &refused["refused"]));
+    pair.end();
+    daemon.end();
+    for mut trace in [at_a, at_b] {
+        assert!(trace.process.wait().unwrap().success());
+    }
+}
+
 /// Messages that are under way between two guests when the daemon restarts arrive, each once and in order.
 #[test]
 fn messages_under_way_outlive_a_restart() {

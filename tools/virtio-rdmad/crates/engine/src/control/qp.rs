@@ -186,6 +186,8 @@ fn occupy(
     cap.max_recv_sge = request.max_recv_sge;
     cap.max_inline_data = request.max_inline_data;
     qp.set_state(&mut responder, QpState::Reset);
+    let is_observed = hca.is_observed(slot);
+    (requester.observed, responder.observed) = (is_observed, is_observed);
     requester.config = Some(config);
     qp.configure(&mut responder, Some(config));
     // Receives are found when they are needed.

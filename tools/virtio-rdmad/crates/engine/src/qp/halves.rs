@@ -227,6 +227,8 @@ pub(crate) struct Requester {
     pub source: Address,
     /// Whether `wqe` is under way.
     pub active: bool,
+    /// Whether the QP is observed.
+    pub observed: bool,
     /// The work request under way.
     pub wqe: SendWqe,
     /// Whether the limit of the guest lets it pass.
@@ -267,6 +269,7 @@ impl Requester {
             attr: virtio_rdma_qp_attr::new_zeroed(),
             source: Address::default(),
             active: false,
+            observed: false,
             wqe: SendWqe::empty(),
             admission: Admission::default(),
             done: 0,
@@ -381,6 +384,8 @@ pub(crate) struct Responder<D> {
     pub partner: Partner,
     /// Whether `receive` was taken from the queue, and has no CQE yet.
     pub has_receive: bool,
+    /// Whether the QP is observed.
+    pub observed: bool,
     /// The receive that a message goes into, or will.
     pub receive: ReceiveWqe,
     /// The requester that waits, for a receive or until this device is not frozen any more: its device and place.
@@ -407,6 +412,7 @@ impl<D> Responder<D> {
             source: Address::default(),
             partner: Partner::Unknown,
             has_receive: false,
+            observed: false,
             receive: ReceiveWqe::empty(),
             waiter: None,
             established: false,

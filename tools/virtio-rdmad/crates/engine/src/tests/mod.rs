@@ -22,6 +22,7 @@ mod image;
 mod incidents;
 mod mcast;
 mod mw;
+mod observe;
 mod page_table;
 mod policy;
 mod random;

@@ -14,6 +14,7 @@ use roce::Qpn;
 use super::batch::{CompletionBatch, Traffic};
 use super::hca::Hca;
 use super::network::Member;
+use super::observe;
 use super::receive::{Received, Receiver};
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
 use crate::base::budget::{cost, Budget};
@@ -189,6 +190,9 @@ impl Datagram<'_> {
             let refused = wrong.access(to.responder.receive.sges.as_slice());
             to.fail_receive(WcStatus::LocalProtection, refused);
             return Err(Counter::DropRefused);
+        }
+        if to.responder.observed {
+            observe::copied_datagram(to.hca, to.slot, self.total);
         }
         let received = Received {
             opcode: VIRTIO_RDMA_WC_RECV,

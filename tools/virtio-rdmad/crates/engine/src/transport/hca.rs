@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use abi::{VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR};
 use reliability::{HoldQuota, RateLimit};
+use roce::Psn;
 
 use super::network::Network;
 use crate::base::address::Address;
@@ -22,11 +23,12 @@ use crate::base::guest_clock::GuestClock;
 use crate::base::host::{Clock, Incident, Wake};
 use crate::base::identity::Identity;
 use crate::base::limits::Limits;
+use crate::base::observe::{Observation, Observer, Seen};
 use crate::base::queues::Jobs;
 use crate::base::quota::Quota;
 use crate::base::ready_set::ReadySet;
 use crate::base::slot::Slot;
-use crate::base::sync::lock;
+use crate::base::sync::{lock, read, write};
 use crate::base::table::Table;
 use crate::base::timers::Timers;
 use crate::base::traffic_class::{CurrentClasses, TrafficClasses};
@@ -145,6 +147,7 @@ pub(crate) struct Hca {
     /// Which queues have work.
     pub ready: ReadySet,
     wake: Arc<dyn Wake>,
+    observer: RwLock<Option<Arc<dyn Observer>>>,
     needs_reset: AtomicBool,
 }
 
@@ -185,6 +188,7 @@ impl Hca {
             timers: Mutex::new(Timers::default()),
             ready: ReadySet::new(jobs.count()),
             wake,
+            observer: RwLock::default(),
             needs_reset: AtomicBool::new(false),
             network,
             limits,
@@ -391,6 +395,30 @@ impl Hca {
     /// Returns whether only a reset helps.
     pub fn needs_reset(&self) -> bool {
         self.needs_reset.load(Ordering::Acquire)
+    }
+
+    /// Changes who observes the QPs.
+    pub fn set_observer(&self, observer: Option<Arc<dyn Observer>>) {
+        *write(&self.observer) = observer;
+        for (slot, qp) in self.qps.iter() {
+            // The order is that in which a QP is made.
+            let (mut requester, mut responder) = (lock(&qp.requester), lock(&qp.responder));
+            let is_observed = self.is_observed(slot);
+            (requester.observed, responder.observed) = (is_observed, is_observed);
+        }
+    }
+
+    /// Returns whether somebody observes the QP in this place.
+    pub fn is_observed(&self, slot: Slot) -> bool {
+        read(&self.observer).as_ref().is_some_and(|observer| observer.wants(slot.number()))
+    }
+
+    /// Tells the observer what has happened to a message of a QP.
+    #[cold]
+    pub fn observe(&self, slot: Slot, psn: Option<Psn>, what: Observation) {
+        if let Some(observer) = &*read(&self.observer) {
+            observer.observe(Seen { qpn: slot.number(), psn: psn.map(Psn::get), what });
+        }
     }
 
     /// Raises an event of an object.

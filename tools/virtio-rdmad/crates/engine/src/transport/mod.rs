@@ -9,6 +9,7 @@ pub(crate) mod hca;
 pub(crate) mod local;
 pub(crate) mod message;
 pub(crate) mod network;
+mod observe;
 pub(crate) mod receive;
 pub(crate) mod receive_queue;
 pub(crate) mod requester;

@@ -13,6 +13,7 @@ use zerocopy::FromZeros;
 use super::batch::CompletionBatch;
 use super::failure::{fail_responder, fail_srq, fatal};
 use super::hca::{Hca, Responder};
+use super::observe;
 use super::srq;
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
@@ -169,6 +170,9 @@ impl Receiver<'_> {
             cqe.wc_flags = VIRTIO_RDMA_WC_WITH_INVALIDATE;
         }
         fill(&mut cqe);
+        if self.responder.observed {
+            observe::completed(self.hca, self.slot, &cqe, true);
+        }
         self.batch.complete_receive(self.hca, config.recv_cq, cqe, received.solicited);
         self.batch.count_receive(received.len);
     }
@@ -184,6 +188,9 @@ impl Receiver<'_> {
         cqe.qp_num = self.slot.number();
         cqe.srqn = config.named_srqn();
         status.count(&self.hca.stats);
+        if self.responder.observed {
+            observe::completed(self.hca, self.slot, &cqe, true);
+        }
         self.batch.complete_receive(self.hca, config.recv_cq, cqe, false);
     }
 

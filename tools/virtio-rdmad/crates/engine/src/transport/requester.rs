@@ -15,6 +15,7 @@ use super::failure::fatal;
 use super::hca::{Hca, Peer, RequesterHalf, Responder};
 use super::local::{deliver, find_peer, lock_responder, NoResponder};
 use super::message::{Message, Nak};
+use super::observe;
 use super::receive::Receiver;
 use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
@@ -57,7 +58,8 @@ pub(crate) fn visit(hca: &Arc<Hca>, slot: Slot, round: &mut Round) -> Visit {
     let Some(qp) = hca.qps.get(slot) else { return Visit::Parked };
     let mut requester = lock(&qp.requester);
     let Some(config) = requester.config else { return Visit::Parked };
-    let visit = Sender { hca, slot, qp, config: &config }.visit(&mut requester, round);
+    let observed = requester.observed;
+    let visit = Sender { hca, slot, qp, config: &config, observed }.visit(&mut requester, round);
     round.batch.place_completions();
     requester.queue.signal_if_needed();
     round.taken = requester.queue.taken();
@@ -154,7 +156,7 @@ impl Sender<'_> {
     ) -> bool {
         let malformed = match popped {
             Ok(Popped::Taken) => {
-                requester.begin();
+                self.start(requester);
                 return true;
             }
             Ok(Popped::Malformed(malformed)) => malformed,
@@ -170,6 +172,15 @@ impl Sender<'_> {
         self.stop_waiting(requester);
         self.end_malformed(requester, malformed, &mut round.batch);
         false
+    }
+
+    /// Begins with the work request that was just read.
+    #[inline]
+    fn start(&self, requester: &mut Requester) {
+        requester.begin();
+        if self.observed {
+            observe::posted(self.hca, self.slot, requester);
+        }
     }
 
     /// Goes on with the work request under way, and with those behind it as long as the peer does
@@ -395,7 +406,14 @@ impl Sender<'_> {
         let end = loop {
             requester.asks_again = rnr::asks_again(self.hca, requester);
             if let Err(nak) = self.ask(requester, peer, &mut responder, local, len, round) {
+                self.observe_nak(requester, peer, &responder, nak);
                 break Err(nak);
+            }
+            if self.observed {
+                observe::copied(self.hca, self.slot, requester, len);
+            }
+            if responder.observed {
+                observe::copied(&peer.device, peer.slot, requester, len);
             }
             if let Some(step) = self.advance(requester, peer, len, round) {
                 break Ok(step);
@@ -405,7 +423,7 @@ impl Sender<'_> {
             }
             if !requester.active {
                 match requester.queue.pop_send(&mut requester.wqe, &self.config.wq) {
-                    Ok(Popped::Taken) => requester.begin(),
+                    Ok(Popped::Taken) => self.start(requester),
                     // What becomes of that may lock this QP's responder, which may be this one.
                     popped => break Ok(Step::Next(popped)),
                 }
@@ -421,6 +439,17 @@ impl Sender<'_> {
         };
         round.batch.place_completions();
         end
+    }
+
+    /// Tells the observers of both ends what the other end does not do.
+    #[cold]
+    fn observe_nak(&self, requester: &Requester, peer: &Peer, responder: &Responder, nak: Nak) {
+        if self.observed {
+            observe::nak(self.hca, self.slot, requester.sq_psn(), nak);
+        }
+        if responder.observed && self.config.wq.kind.is_reliable() {
+            observe::refused(&peer.device, peer.slot, responder, nak);
+        }
     }
 
     /// Has the responder of the other end, which is locked, do a chunk.
@@ -533,6 +562,9 @@ impl Sender<'_> {
             }
         }
         hca.stats.add(Counter::Timeouts, 1);
+        if self.observed {
+            observe::retried(hca, self.slot, half.sq_psn(), "no answer", Some(half.retry_left));
+        }
         let times = if is_yet_to_receive(half) { LONGEST_ANSWER } else { 1 };
         half.wait = Wait::Answer(delay.map(|delay| now + delay * times));
         hca.set_timer(self.slot, delay.map(|delay| now + delay));

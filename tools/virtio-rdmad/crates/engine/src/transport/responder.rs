@@ -17,6 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::hca::{Hca, Responder};
 use super::message::{Message, Nak};
+use super::observe;
 use super::receive::{NoReceive, Received, Receiver};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
@@ -359,7 +360,7 @@ impl Arrival<'_, '_> {
         if self.to.is_reliable() {
             self.to.fail_receive(statuses.receive, refused);
         } else {
-            self.to.hca.stats.add(Counter::DropRefused, 1);
+            self.drop_refused(refused);
         }
         Nak::Failed(statuses.send)
     }
@@ -434,7 +435,16 @@ impl Arrival<'_, '_> {
         if self.to.is_reliable() {
             self.to.fail(event, refused);
         } else {
-            self.to.hca.stats.add(Counter::DropRefused, 1);
+            self.drop_refused(refused);
+        }
+    }
+
+    /// Drops a message of an unreliable connection.
+    fn drop_refused(&mut self, refused: Option<RefusedAccess>) {
+        let Receiver { hca, slot, responder, .. } = &self.to;
+        hca.stats.add(Counter::DropRefused, 1);
+        if responder.observed {
+            observe::refused_access(hca, *slot, Some(responder.expected.psn), "DROPPED", refused);
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use roce::RnrTimer;
 
 use super::hca::{Hca, RequesterHalf};
+use super::observe;
 use crate::base::counters::Counter;
 use crate::base::slot::Slot;
 use crate::qp::halves::{Requester, Wait};
@@ -61,7 +62,7 @@ pub(crate) fn not_ready(hca: &Hca, slot: Slot, half: &mut RequesterHalf, timer: 
         Wait::Receive(until) if now < until => return Retry::Later,
         Wait::Pause { until, .. } if now < until => until,
         _ => {
-            if !count_retry(hca, half) {
+            if !count_retry(hca, slot, half) {
                 return Retry::Exceeded;
             }
             now + timer
@@ -85,12 +86,16 @@ pub(crate) fn not_ready(hca: &Hca, slot: Slot, half: &mut RequesterHalf, timer: 
 }
 
 /// Takes one of the retries; `false` if no retry is left.
-fn count_retry(hca: &Hca, half: &mut RequesterHalf) -> bool {
+fn count_retry(hca: &Hca, slot: Slot, half: &mut RequesterHalf) -> bool {
     if half.attr.rnr_retry != RETRY_INFINITE {
         let Some(left) = half.rnr_left.checked_sub(1) else { return false };
         half.rnr_left = left;
     }
     hca.stats.add(Counter::RnrWaits, 1);
+    if half.observed {
+        let left = Some(half.rnr_left).filter(|_| half.attr.rnr_retry != RETRY_INFINITE);
+        observe::retried(hca, slot, half.sq_psn(), "no receive", left);
+    }
     if let Some(peer) = &half.peer {
         peer.device.stats.add(Counter::RnrNaks, 1);
     }

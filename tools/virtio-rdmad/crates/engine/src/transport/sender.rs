@@ -11,6 +11,7 @@ use zerocopy::FromZeros;
 use super::batch::{CompletionBatch, Traffic};
 use super::failure::fail_requester;
 use super::hca::{Hca, Qp};
+use super::observe;
 use crate::base::counters::Counter;
 use crate::base::host::Incident;
 use crate::base::refused::{RefusedAccess, SgeError};
@@ -59,6 +60,8 @@ pub(super) struct Sender<'a> {
     pub qp: &'a Qp,
     /// What it was created with.
     pub config: &'a QpConfig,
+    /// Whether it is observed.
+    pub observed: bool,
 }
 
 impl Sender<'_> {
@@ -236,6 +239,9 @@ impl Sender<'_> {
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
         cqe.qp_num = self.slot.number();
         status.count(&self.hca.stats);
+        if self.observed {
+            observe::completed(self.hca, self.slot, &cqe, false);
+        }
         batch.complete_send(self.hca, self.config.send_cq, cqe);
     }
 }

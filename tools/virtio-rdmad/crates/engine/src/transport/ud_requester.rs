@@ -10,6 +10,7 @@ use abi::{VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT};
 use super::batch::Traffic;
 use super::datagram::{count_drop, grh, packet_len, Datagram, Delivery, MTU};
 use super::hca::Hca;
+use super::observe;
 use super::round::Round;
 use super::wire::{self, is_away, is_group_away};
 use crate::base::counters::Counter;
@@ -45,6 +46,7 @@ pub(crate) fn send(
     let Some(source) = hca.gid(av.gid_index.into()) else {
         return Ok(WcStatus::LocalQpOperation);
     };
+    let observed = requester.observed.then_some(slot);
     let Round { local: cache, remote, batch, budget, outbox, .. } = round;
     cache.begin(&**hca);
     // Inline data has no SGEs.
@@ -83,7 +85,8 @@ pub(crate) fn send(
             let leaves = is_group && is_group_away(hca, &source, &av.dgid);
             let psn = requester.sq_psn();
             if leaves
-                && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
+                && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn, observed)
+                    .is_err()
             {
                 return Ok(WcStatus::LocalProtection);
             }
@@ -102,13 +105,17 @@ pub(crate) fn send(
         }
     } else if is_away(hca, &source, &av.dgid) {
         let psn = requester.sq_psn();
-        if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
+        if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn, observed).is_err() {
             return Ok(WcStatus::LocalProtection);
         }
-    } else if let Err(dropped) =
-        datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch)
-    {
-        count_drop(hca, dropped);
+    } else {
+        match datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch) {
+            Ok(()) if requester.observed => {
+                observe::copied_datagram(hca, slot, wqe.request.total);
+            }
+            Ok(()) => {}
+            Err(dropped) => count_drop(hca, dropped),
+        }
     }
     Ok(WcStatus::Success)
 }

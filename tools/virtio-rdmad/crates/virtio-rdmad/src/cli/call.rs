@@ -80,9 +80,13 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Calls a method that has no parameters, and answers more than once.
-    pub fn ask(path: &Path, method: &'static str) -> Result<Self, CallError> {
-        let request = Request { more: Some(true), ..Request::create(method, None) };
+    /// Calls a method that answers more than once, with these parameters.
+    pub fn ask(
+        path: &Path,
+        method: &'static str,
+        parameters: Option<Value>,
+    ) -> Result<Self, CallError> {
+        let request = Request { more: Some(true), ..Request::create(method, parameters) };
         Self::new(path, &request, &[])
     }
 

@@ -283,6 +283,8 @@ pub enum Command {
     Metrics(MetricsOptions),
     /// Print what happens to the guests of a running virtio-rdmad until it ends.
     Watch(WatchOptions),
+    /// Print what happens to each message of a guest of a running virtio-rdmad until it ends.
+    Trace(TraceOptions),
     /// Show what the workers and guests of a running virtio-rdmad do, again and again.
     ///
     /// The guests with the most traffic come first. q ends it.
@@ -419,6 +421,24 @@ pub struct WatchOptions {
     /// Print JSON, an object on each line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `virtio-rdmad trace`.
+#[derive(Args, Debug)]
+pub struct TraceOptions {
+    #[command(flatten)]
+    pub running: Running,
+
+    /// The number of a queue pair: print what happens to its messages alone.
+    #[arg(long, value_name = "N")]
+    pub qpn: Option<u32>,
+
+    /// Print JSON, an object on each line.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The name of the guest.
+    pub guest: String,
 }
 
 /// Options of `virtio-rdmad top`.

@@ -11,7 +11,7 @@ use crate::control::report::{EventReport, RefusedReport};
 
 /// Prints events until the process behind the control socket ends, or nobody reads them any more.
 pub fn print(options: &WatchOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let mut answers = Answers::ask(&options.running.control, MONITOR)?;
+    let mut answers = Answers::ask(&options.running.control, MONITOR, None)?;
     while let Some(event) = answers.next()? {
         let line = if options.json {
             event.to_string()
@@ -52,7 +52,7 @@ fn text(report: &EventReport, now: SystemTime) -> String {
 }
 
 /// Returns what is said of an access to memory that was refused.
-fn access(RefusedReport { key, address, length, reason }: &RefusedReport) -> String {
+pub fn access(RefusedReport { key, address, length, reason }: &RefusedReport) -> String {
     format!("key {key:#010x}, address {address}, {length} bytes: {reason}")
 }
 

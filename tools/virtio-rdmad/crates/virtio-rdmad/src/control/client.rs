@@ -16,6 +16,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
+use crate::guest::trace::Traced;
+
 /// Most bytes of a request.
 const MAX_REQUEST: usize = 64 << 10;
 /// Most descriptors that come with the requests of a client that have no answer yet.
@@ -56,6 +58,8 @@ pub struct Client {
     pub active: Instant,
     /// Whether it is told of events.
     pub watches: bool,
+    /// Which guest it traces.
+    pub traced: Option<Traced>,
     /// Events that it was not told of, as it did not read the earlier ones.
     lost: u64,
 }
@@ -75,6 +79,7 @@ impl Client {
             sent: 0,
             active: Instant::now(),
             watches: false,
+            traced: None,
             lost: 0,
         })
     }

@@ -6,14 +6,16 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
-use super::report::EventReport;
+use super::report::{EventReport, SeenReport};
 use super::survey::{survey, Surveyed};
 use crate::guest::guests::{AddError, RemoveError, SetError};
+use crate::guest::trace::Traced;
 use crate::os::socket::{Kind, Socket};
 use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, Spec};
 
@@ -27,6 +29,9 @@ pub const STATUS: &str = "org.virtio-rdma.Daemon.Status";
 
 /// The method that tells of what happens, while it happens.
 pub const MONITOR: &str = "org.virtio-rdma.Daemon.Monitor";
+
+/// The method that tells of what happens to the messages of a guest, while it happens.
+pub const TRACE: &str = "org.virtio-rdma.Daemon.Trace";
 
 /// The method that adds a guest.
 pub const ADD_GUEST: &str = "org.virtio-rdma.Daemon.AddGuest";
@@ -59,6 +64,8 @@ pub struct Besides {
     pub descriptors: Mutex<Vec<OwnedFd>>,
     /// Set when the client wants to be told of events.
     pub watches: AtomicBool,
+    /// What the client wants to trace from now on.
+    pub traced: Mutex<Option<Traced>>,
 }
 
 /// What answers calls of the interface.
@@ -160,6 +167,20 @@ impl Daemon {
         call.set_continues(true);
         call.reply_struct(parameters(&EventReport::new("watching")))
     }
+
+    fn trace(&self, call: &mut Call<'_>, traced: Traced) -> varlink::Result<()> {
+        if !call.wants_more() {
+            return call.reply_struct(Reply::error(EXPECTED_MORE, None));
+        }
+        if !self.surveyed.guests.all().iter().any(|guest| guest.spec.name == traced.guest) {
+            let parameters = json!({ "name": traced.guest });
+            let error = format!("{NAME}.UnknownGuest");
+            return call.reply_struct(Reply::error(error, Some(parameters)));
+        }
+        *self.besides.traced.lock().unwrap_or_else(PoisonError::into_inner) = Some(traced);
+        call.set_continues(true);
+        call.reply_struct(parameters(&SeenReport::at(SystemTime::now(), "tracing")))
+    }
 }
 
 /// Why a method refuses a call.
@@ -230,6 +251,18 @@ impl Parameters {
         }
     }
 
+    /// Takes a number, if it is there.
+    fn number(&mut self, name: &str) -> Result<Option<u32>, Refused> {
+        let refused = || Refused::Parameter(name.to_owned());
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+                number.map(Some).ok_or_else(refused)
+            }
+        }
+    }
+
     /// Refuses a parameter that the method does not have.
     fn end(self) -> Result<(), Refused> {
         self.0.into_iter().next().map_or(Ok(()), |(name, _)| Err(Refused::Parameter(name)))
@@ -278,6 +311,17 @@ impl Interface for Daemon {
                 Ok(()) => return self.monitor(call),
                 Err(refused) => Err(refused),
             },
+            TRACE => {
+                let traced = parameters.text("guest").and_then(|guest| {
+                    let qpn = parameters.number("qpn")?;
+                    parameters.end()?;
+                    Ok(Traced { guest, qpn })
+                });
+                match traced {
+                    Ok(traced) => return self.trace(call, traced),
+                    Err(refused) => Err(refused),
+                }
+            }
             _ => return call.reply_method_not_found(method),
         };
         match answer {

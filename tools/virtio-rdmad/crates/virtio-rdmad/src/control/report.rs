@@ -360,6 +360,53 @@ impl EventReport {
     }
 }
 
+/// Something that has happened to a message of a guest that is traced.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct SeenReport {
+    /// When, in nanoseconds since 1970.
+    pub time_nsec: u64,
+    /// What: "tracing" when it begins to be told, "posted", "copied", "refused", "nak", "send_completed",
+    /// "receive_completed", "retried", "packet_out", "packet_in", or "lost" where something was not told.
+    pub event: String,
+    /// The guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
+    /// The QP number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qpn: Option<u32>,
+    /// The PSN of the packet, or of the first packet of the message or of the chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psn: Option<u32>,
+    /// What a work request asks for, or what a packet is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opcode: Option<String>,
+    /// That of the work request, in hexadecimal digits behind "0x".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wr_id: Option<String>,
+    /// How many bytes of the message are in front of the chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+    /// How many bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub length: Option<u64>,
+    /// The status of a CQE, as libibverbs names it, without its prefix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// Why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How often the requester may try again after that, if it has a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries_left: Option<u8>,
+    /// The access to memory that was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<RefusedReport>,
+    /// How many things were not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
+}
+
 /// An SRQ.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]

@@ -4,10 +4,11 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use abi::{
-    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR,
-    VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
-    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_WC_LOC_ACCESS_ERR,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use engine::{Incident, QpError, RefusedAccess};
 
@@ -74,14 +75,16 @@ fn name_of_error(incident: &Incident) -> Option<&'static str> {
     }
 }
 
-fn refused_report(RefusedAccess { key, address, length, why }: RefusedAccess) -> RefusedReport {
+pub fn refused_report(RefusedAccess { key, address, length, why }: RefusedAccess) -> RefusedReport {
     RefusedReport { key, address: format!("{address:#x}"), length, reason: why.name().to_owned() }
 }
 
 /// Returns the name of the status of a CQE, as in `enum ibv_wc_status` behind `IBV_WC_`.
-fn name_of_status(status: u32) -> &'static str {
+pub fn name_of_status(status: u32) -> &'static str {
     match status {
+        VIRTIO_RDMA_WC_SUCCESS => "SUCCESS",
         VIRTIO_RDMA_WC_LOC_LEN_ERR => "LOC_LEN_ERR",
+        VIRTIO_RDMA_WC_LOC_ACCESS_ERR => "LOC_ACCESS_ERR",
         VIRTIO_RDMA_WC_LOC_QP_OP_ERR => "LOC_QP_OP_ERR",
         VIRTIO_RDMA_WC_LOC_PROT_ERR => "LOC_PROT_ERR",
         VIRTIO_RDMA_WC_WR_FLUSH_ERR => "WR_FLUSH_ERR",

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What happens to guests. Clients of the control socket that watch are told.
+//!
+//! A queue holds what clients are yet to be told of. It has a bound, and nobody who puts something in waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,29 +33,48 @@ pub enum Event {
     Incident(Incident),
 }
 
-/// The events that clients are yet to be told of. They are kept only while a client watches.
+/// The events that clients are yet to be told of.
+pub type Events = Queue<Event>;
+
+/// What clients are yet to be told of. It is kept only while a client watches.
 #[derive(Debug)]
-pub struct Events {
+pub struct Queue<T> {
     is_watched: AtomicBool,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Waiting<T>>,
+    /// Most events that wait.
+    room: usize,
     /// Readable while events wait.
     ready: OwnedFd,
 }
 
 /// Events that wait to be told.
-#[derive(Debug, Default)]
-pub struct Waiting {
+#[derive(Debug)]
+pub struct Waiting<T> {
     /// When each has happened, to which guest, and what.
-    pub events: VecDeque<(SystemTime, String, Event)>,
+    pub events: VecDeque<(SystemTime, String, T)>,
     /// How many events found no room.
     pub lost: u64,
+}
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), lost: 0 }
+    }
 }
 
 impl Events {
     /// Makes a place for events, which no client watches yet.
     pub fn new() -> Result<Self, Errno> {
+        Self::with_room(MAX_WAITING)
+    }
+}
+
+impl<T> Queue<T> {
+    /// Makes a place for so many events, which no client watches yet.
+    pub fn with_room(room: usize) -> Result<Self, Errno> {
         let ready = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { is_watched: AtomicBool::new(false), waiting: Mutex::default(), ready })
+        let (is_watched, waiting) = (AtomicBool::new(false), Mutex::default());
+        Ok(Self { is_watched, waiting, room, ready })
     }
 
     /// Notes whether a client watches.
@@ -62,12 +83,12 @@ impl Events {
     }
 
     /// Notes what has happened to a guest of this name. Any thread may call this; it does not wait.
-    pub fn note(&self, guest: &str, event: Event) {
+    pub fn note(&self, guest: &str, event: T) {
         if !self.is_watched.load(Ordering::Relaxed) {
             return;
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.events.len() >= MAX_WAITING {
+        if waiting.events.len() >= self.room {
             waiting.lost += 1;
             return;
         }
@@ -78,13 +99,13 @@ impl Events {
     }
 
     /// Takes the events that wait.
-    pub fn take(&self) -> Waiting {
+    pub fn take(&self) -> Waiting<T> {
         let _ = rustix::io::read(&self.ready, &mut [0; 8]);
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl AsFd for Events {
+impl<T> AsFd for Queue<T> {
     /// Returns a descriptor that is readable while events wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()

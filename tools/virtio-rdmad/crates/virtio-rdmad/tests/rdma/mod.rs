@@ -172,10 +172,19 @@ impl RdmaGuest {
 
     /// Posts a message with this number, whose content depends on `seed` too.
     pub fn post_send(&mut self, qpn: u32, number: u32, seed: u8) {
+        self.post_message(qpn, number, seed, VIRTIO_RDMA_WR_SEND);
+    }
+
+    /// Posts a WRITE of such a message to where the peer allows nobody to write.
+    pub fn post_write(&mut self, qpn: u32, number: u32) {
+        self.post_message(qpn, number, 0, VIRTIO_RDMA_WR_RDMA_WRITE);
+    }
+
+    fn post_message(&mut self, qpn: u32, number: u32, seed: u8, opcode: u32) {
         let at = self.allocate(MESSAGE);
         self.write(at, &content(number, seed));
         let mut wqe = virtio_rdma_sq_wqe::new_zeroed();
-        (wqe.num_sge, wqe.opcode, wqe.wr_id) = (1, VIRTIO_RDMA_WR_SEND, number.into());
+        (wqe.num_sge, wqe.opcode, wqe.wr_id) = (1, opcode, number.into());
         wqe.send_flags = VIRTIO_RDMA_SEND_SIGNALED;
         let sge = virtio_rdma_sge { addr: at, length: MESSAGE, lkey: self.lkey };
         self.post(send_and_receive(qpn)[0], &[wqe.as_bytes(), sge.as_bytes()].concat());
@@ -324,7 +333,7 @@ impl RdmaGuest {
 pub struct Pair {
     pub guests: [RdmaGuest; 2],
     /// The numbers of the QPs of each connection.
-    connections: Vec<[u32; 2]>,
+    pub connections: Vec<[u32; 2]>,
     /// How many messages each connection has carried in each direction.
     count: u32,
 }

@@ -44,7 +44,7 @@ pub(super) fn look(
     headers.bth.becn = true;
     headers.bth.migrated = false;
     charge(hca);
-    let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
+    let _ = round.outbox.send(hca, &headers, None, 0, |_| Ok::<(), ()>(()));
     hca.stats.add(Counter::CnpSent, 1);
 }
 

@@ -21,9 +21,11 @@ use crate::memory::copy::{self, Data};
 use crate::transport::datagram::{count_drop, Datagram, MTU};
 use crate::transport::hca::Hca;
 use crate::transport::network::Member;
+use crate::transport::observe;
 use crate::transport::round::Round;
 
-/// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost.
+/// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost. `observed` is the place
+/// of its QP, if it is observed.
 pub(crate) fn send(
     hca: &Hca,
     outbox: &mut Outbox,
@@ -31,6 +33,7 @@ pub(crate) fn send(
     source: &Address,
     to: &WrUd,
     psn: Psn,
+    observed: Option<Slot>,
 ) -> Result<(), ()> {
     let source_qp = datagram.src_qpn;
     let operation = match datagram.immediate {
@@ -50,7 +53,7 @@ pub(crate) fn send(
     };
     let mut headers = path.headers(opcode, psn, extended);
     headers.bth.solicited_event = datagram.solicited;
-    outbox.send(hca, &headers, datagram.total as usize, |place| match datagram.payload {
+    outbox.send(hca, &headers, observed, datagram.total as usize, |place| match datagram.payload {
         Data::Mapped(view) => copy::read(view, place).map_err(|_| ()),
         Data::Inline(bytes) => {
             place.copy_from_slice(bytes.get(..place.len()).ok_or(())?);
@@ -66,7 +69,7 @@ pub(crate) fn arrive(
     packet: &Packet<'_>,
     round: &mut Round,
 ) -> Result<(), Counter> {
-    check_qp(hca, slot)?;
+    check_qp(hca, slot, packet)?;
     let Round { remote, batch, .. } = round;
     match datagram(packet)?.arrive(hca, slot, remote, batch) {
         // A wrong Q_Key was counted where it was found.
@@ -128,9 +131,13 @@ fn datagram<'a>(packet: &Packet<'a>) -> Result<Datagram<'a>, Counter> {
     })
 }
 
-/// Checks that there is a QP that takes datagrams.
-fn check_qp(hca: &Hca, slot: Slot) -> Result<(), Counter> {
+/// Checks that there is a QP that takes datagrams, for one that has come.
+fn check_qp(hca: &Hca, slot: Slot, packet: &Packet<'_>) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
-    check_type(lock(&qp.responder).config, &[QpType::Ud, QpType::Gsi])?;
+    let responder = lock(&qp.responder);
+    check_type(responder.config, &[QpType::Ud, QpType::Gsi])?;
+    if responder.observed {
+        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+    }
     check_receives(qp.state())
 }

@@ -9,7 +9,9 @@ use roce::{Headers, Operation, Train};
 
 use crate::base::address::Address;
 use crate::base::counters::Counter;
+use crate::base::slot::Slot;
 use crate::transport::hca::Hca;
+use crate::transport::observe;
 
 /// Packets that have not left. The memory is there from the first packet on.
 #[derive(Default)]
@@ -30,11 +32,12 @@ struct Packets {
 impl Outbox {
     /// Adds a packet with a payload of `len` bytes, which `fill` writes; returns what that returns. A
     /// packet that cannot be made, whose payload cannot be read, or whose source is not the guest's any
-    /// more when it leaves, is not sent.
+    /// more when it leaves, is not sent. `observed` is the place of the QP, if it is observed.
     pub fn send<E>(
         &mut self,
         hca: &Hca,
         headers: &Headers,
+        observed: Option<Slot>,
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -47,6 +50,9 @@ impl Outbox {
         match packets.train.push(headers, len, fill) {
             Ok(filled) => {
                 packets.count += u64::from(filled.is_ok());
+                if let Some(slot) = observed.filter(|_| filled.is_ok()) {
+                    observe::packet(hca, slot, true, headers, len);
+                }
                 filled
             }
             Err(error) => {

@@ -42,6 +42,8 @@ pub(crate) struct Path {
     ip: Ip,
     source_port: u16,
     dest_qp: Qpn,
+    /// The place of the QP, if it is observed.
+    pub observed: Option<Slot>,
 }
 
 impl Path {
@@ -105,7 +107,13 @@ impl Path {
             ip: ip(to, dscp, flow_label, source)?,
             source_port: roce::source_port(flow_label, qpn, dest_qp),
             dest_qp,
+            observed: None,
         })
+    }
+
+    /// Returns the path, whose packets an observer is told of if the QP in this place is observed.
+    pub fn observed_if(self, is_observed: bool, slot: Slot) -> Self {
+        Self { observed: is_observed.then_some(slot), ..self }
     }
 
     /// Returns the headers of a packet.

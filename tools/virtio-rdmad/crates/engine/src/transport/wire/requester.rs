@@ -29,6 +29,7 @@ use crate::qp::state::QpState;
 use crate::queue::request::{Operation, Request};
 use crate::queue::wqe::SendWqe;
 use crate::transport::hca::Hca;
+use crate::transport::observe;
 use crate::transport::round::Round;
 use crate::transport::sender::{answer_delay, Sender};
 
@@ -132,7 +133,8 @@ impl Sender<'_> {
             return false;
         }
         window.rnr_until = None;
-        let Some(path) = Path::new(hca, self.slot, attr, source) else {
+        let path = Path::new(hca, self.slot, attr, source);
+        let Some(path) = path.map(|path| path.observed_if(self.observed, self.slot)) else {
             self.fail_front(requester, WcStatus::LocalQpOperation, round);
             return false;
         };
@@ -142,6 +144,7 @@ impl Sender<'_> {
             window.restart_cwnd();
         }
         let (mut failure, mut is_left, mut is_asking) = (None, false, false);
+        let observed = self.observed.then_some(self.slot);
         while let Some(due) = window.poll_transmit(attr.max_rd_atomic) {
             if round.budget.is_over() {
                 is_left = true;
@@ -179,8 +182,9 @@ impl Sender<'_> {
             round.budget.spend(len);
             let Some(wqe) = window.message(&due) else { break };
             let Round { outbox, local, .. } = round;
-            let sent = outbox
-                .send(hca, &headers, len as usize, |place| self.gather(wqe, skip, place, local));
+            let sent = outbox.send(hca, &headers, observed, len as usize, |place| {
+                self.gather(wqe, skip, place, local)
+            });
             if sent.is_err() {
                 failure = Some(WcStatus::LocalProtection);
                 break;
@@ -291,6 +295,10 @@ impl Sender<'_> {
             return false;
         }
         requester.retry_left -= 1;
+        if self.observed {
+            let (psn, left) = (window.snd_una(), Some(requester.retry_left));
+            observe::retried(self.hca, self.slot, psn, "no answer", left);
+        }
         window.handle_timeout();
         true
     }
@@ -332,6 +340,9 @@ impl Sender<'_> {
                     }
                     Syndrome::RnrNak(timer) => return self.not_ready(requester, psn, timer, round),
                     Syndrome::Nak(code) => {
+                        if self.observed {
+                            observe::nak_code(self.hca, self.slot, psn, code);
+                        }
                         window.handle_ack(psn.minus(1));
                         failure = nak_status(code);
                         window.handle_nak();
@@ -385,6 +396,7 @@ impl Sender<'_> {
         let aeth = packet.headers.extended.aeth.as_ref();
         let asks = aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
         if let Some(path) = Path::new(self.hca, self.slot, attr, source).filter(|_| asks) {
+            let path = path.observed_if(self.observed, self.slot);
             offer(self.hca, &path, packet.headers.bth.psn, false, round);
         }
         self.set_deadline(requester);
@@ -449,11 +461,24 @@ impl Sender<'_> {
         };
         if is_response_lost || requester.attr.rnr_retry != 7 {
             match left.checked_sub(1) {
-                Some(less) => *left = less,
+                Some(less) => {
+                    *left = less;
+                    self.observe_retry(psn, is_response_lost, Some(less));
+                }
                 None => self.fail_front(requester, status, round),
             }
+        } else {
+            self.observe_retry(psn, false, None);
         }
         self.set_deadline(requester);
+    }
+
+    /// Tells the observer of a try that an RNR NAK has led to.
+    fn observe_retry(&self, psn: Psn, is_response_lost: bool, left: Option<u8>) {
+        if self.observed {
+            let reason = if is_response_lost { "no answer" } else { "no receive" };
+            observe::retried(self.hca, self.slot, psn, reason, left);
+        }
     }
 }
 
@@ -462,7 +487,7 @@ fn offer(hca: &Hca, path: &Path, psn: Psn, asks: bool, round: &mut Round) {
     congestion::charge(hca);
     let mut headers = path.headers(Opcode::SELECTIVE_OFFER, psn, ExtendedHeaders::default());
     headers.bth.ack_request = asks;
-    let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
+    let _ = round.outbox.send(hca, &headers, path.observed, 0, |_| Ok::<(), ()>(()));
 }
 
 /// Returns the status of a work request that was refused; `None` if its packets are
@@ -491,6 +516,10 @@ pub(crate) fn arrive(
         return Err(Counter::DropState);
     }
     check_peer(&packet.headers, &requester.source, &requester.attr.ah_attr.grh.dgid)?;
+    let observed = requester.observed;
+    if observed {
+        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+    }
     let window = requester.window.as_ref();
     if !window.is_some_and(|window| window.is_in_flight(packet.headers.bth.psn)) {
         return Err(Counter::UnexpectedAnswers);
@@ -500,7 +529,7 @@ pub(crate) fn arrive(
         let is_named = window.is_selective;
         congestion::look(hca, slot, attr, source, &mut window.flow, is_named, packet, round);
     }
-    Sender { hca, slot, qp, config: &config }.answer(&mut requester, packet, round);
+    Sender { hca, slot, qp, config: &config, observed }.answer(&mut requester, packet, round);
     round.batch.place_completions();
     // More may be sent now.
     hca.make_ready(hca.jobs.send(slot));

@@ -31,6 +31,7 @@ use crate::qp::mtu::{mtu_bytes, packets};
 use crate::queue::request::{Operation, Request};
 use crate::transport::hca::{Hca, Responder, ResponderHalf};
 use crate::transport::message::{Message, Nak};
+use crate::transport::observe;
 use crate::transport::receive::Receiver;
 use crate::transport::responder::Arrival;
 use crate::transport::round::Round;
@@ -60,6 +61,9 @@ pub(crate) fn arrive(
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut half = lock(&qp.responder);
     check_responder(&half, qp.state(), kind, &packet.headers)?;
+    if half.observed {
+        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+    }
     if half.inbound.as_ref().is_some_and(|inbound| inbound.is_full()) {
         return Err(Counter::DropAnswersFull);
     }
@@ -164,6 +168,9 @@ fn follow(
                 }
             }
             Err(nak) => {
+                if responder.observed {
+                    observe::refused(hca, slot, responder, nak);
+                }
                 if matches!(nak, Nak::NotReady(_)) {
                     hca.stats.add(Counter::RnrNaks, 1);
                 }
@@ -481,6 +488,7 @@ pub(crate) fn pump(
     }
     let service = service(config.wq.kind);
     let path = Path::new(hca, slot, &responder.attr, &responder.source);
+    let path = path.map(|path| path.observed_if(responder.observed, slot));
     let mtu = mtu_bytes(responder.attr.path_mtu);
     let held_until = held_until.filter(|_| !is_over);
     let mut next = [inbound.naks.next(), held_until].into_iter().flatten().min();
@@ -541,6 +549,9 @@ fn fail(
     let Round { batch, .. } = round;
     let mut receiver = Receiver { hca, slot, responder, batch };
     receiver.fail(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, Some(refused));
+    if receiver.responder.observed {
+        observe::refused(hca, slot, receiver.responder, Nak::Failed(WcStatus::RemoteAccess));
+    }
 }
 
 /// Sends an answer without payload.
@@ -583,7 +594,7 @@ fn answer(
     let Some(opcode) = opcode else { return };
     congestion::charge(hca);
     let headers = path.headers(opcode, psn, extended);
-    let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
+    let _ = round.outbox.send(hca, &headers, path.observed, 0, |_| Ok::<(), ()>(()));
 }
 
 /// Sends a packet of the data of a READ; whether it was the last. Fails if the memory is not there any more.
@@ -610,7 +621,7 @@ fn send_data(
     round.budget.spend(len);
     let Round { outbox, remote: cache, .. } = round;
     cache.begin(&**hca);
-    let sent = outbox.send(hca, &headers, len as usize, |place| {
+    let sent = outbox.send(hca, &headers, path.observed, len as usize, |place| {
         if place.is_empty() {
             return Ok(());
         }

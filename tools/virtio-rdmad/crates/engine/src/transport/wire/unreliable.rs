@@ -22,6 +22,7 @@ use crate::qp::halves::Requester;
 use crate::qp::inbound::Inbound;
 use crate::qp::mtu::{mtu_bytes, packets};
 use crate::transport::hca::{Hca, Responder, ResponderHalf};
+use crate::transport::observe;
 use crate::transport::round::Round;
 use crate::transport::sender::{Sender, Step};
 
@@ -61,7 +62,8 @@ impl Sender<'_> {
             headers.bth.solicited_event = wqe.request.solicited && is_last;
             round.budget.spend(len);
             let Round { outbox, local, .. } = round;
-            let sent = outbox.send(self.hca, &headers, len as usize, |place| {
+            let observed = self.observed.then_some(self.slot);
+            let sent = outbox.send(self.hca, &headers, observed, len as usize, |place| {
                 self.gather(wqe, *done, place, local)
             });
             if sent.is_err() {
@@ -86,6 +88,9 @@ pub(crate) fn arrive(
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut half = lock(&qp.responder);
     check_responder(&half, qp.state(), QpType::Uc, &packet.headers)?;
+    if half.observed {
+        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+    }
     let ResponderHalf { inbound, responder } = &mut *half;
     let inbound = inbound.get_or_insert_default();
     let Responder { attr, source, .. } = &*responder;

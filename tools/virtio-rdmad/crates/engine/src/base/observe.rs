@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the process is told of the messages of a guest while somebody wants to know.
+
+use super::refused::RefusedAccess;
+
+/// Learns what happens to the messages of a guest.
+pub trait Observer: Send + Sync {
+    /// Returns whether it wants to know of the QP with this number. It is asked when it begins to observe the device,
+    /// and when a QP is made.
+    fn wants(&self, qpn: u32) -> bool;
+
+    /// Takes note of what has happened. Called from any thread of the process, and with locks of the engine held; must
+    /// not block and must not call into the engine.
+    fn observe(&self, seen: Seen);
+}
+
+/// Something that has happened to a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The number of the guest's QP.
+    pub qpn: u32,
+    /// The PSN of the packet, or of the first packet of the message or of the chunk, if it has one.
+    pub psn: Option<u32>,
+    /// What has happened.
+    pub what: Observation,
+}
+
+/// What happens to a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Observation {
+    /// The device has taken a work request from the send queue.
+    Posted {
+        /// What it asks for, as `enum ibv_wr_opcode` has it, without the prefix.
+        opcode: &'static str,
+        /// Comes back in the CQE.
+        wr_id: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A chunk of a message was copied from the memory of one guest to that of the other. Both ends are told.
+    Copied {
+        /// Bytes of the message in front of the chunk.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The responder refuses a message. Nobody is told why but the process.
+    Refused {
+        /// What the requester is told, or the name of the error of the responder.
+        reason: &'static str,
+        /// The memory of the guest that may not be used, if that is why.
+        refused: Option<RefusedAccess>,
+    },
+    /// The responder of the peer refuses a message.
+    Nak {
+        /// What the peer says.
+        reason: &'static str,
+    },
+    /// A CQE is written.
+    Completed {
+        /// That of the work request.
+        wr_id: u64,
+        /// Whether it is of a receive.
+        is_receive: bool,
+        /// `enum virtio_rdma_wc_status`.
+        status: u32,
+        /// Bytes.
+        length: u32,
+    },
+    /// The requester tries again.
+    Retried {
+        /// Why.
+        reason: &'static str,
+        /// How often it may try again after that; `None`: for ever.
+        left: Option<u8>,
+    },
+    /// A packet leaves, or has come.
+    Packet {
+        /// Whether it leaves.
+        leaves: bool,
+        /// What it is, and where in its message.
+        opcode: String,
+        /// Bytes of payload.
+        length: u64,
+    },
+}
