@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use engine::{Fabric, FabricConfig};
-use network::forwarding::stream::{self, BadLength, Reader, Rest};
 use fuzz::{Guest, Program};
 use libfuzzer_sys::fuzz_target;
+use network::forwarding::stream::{self, BadLength, Reader, Rest};
 
 /// Most bytes that wait for the guest.
 const MOST_PENDING: usize = 600;

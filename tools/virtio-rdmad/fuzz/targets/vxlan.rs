@@ -14,9 +14,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use network::forwarding::{Learnt, Mac, Table};
 use fuzz::Program;
 use libfuzzer_sys::fuzz_target;
+use network::forwarding::{Learnt, Mac, Table};
 use network::vxlan::congestion::{self, Ecn};
 
 /// Most stations that the table may know, and how long it knows them.
@@ -160,7 +160,10 @@ fuzz_target!(|bytes: &[u8]| {
             continue;
         };
         assert!(original[0] & 8 != 0 && *frame == original[8..]);
-        assert_eq!(network::vxlan::header(vni), [8, 0, 0, 0, original[4], original[5], original[6], 0]);
+        assert_eq!(
+            network::vxlan::header(vni),
+            [8, 0, 0, 0, original[4], original[5], original[6], 0]
+        );
         let (_, source) = network::forwarding::addresses(frame).expect("an Ethernet header");
         stations.learn(source, remote, now);
         leave(frame, outer);
