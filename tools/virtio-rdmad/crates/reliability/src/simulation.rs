@@ -158,7 +158,8 @@ impl Simulation {
     /// Sends what is due.
     fn pump(&mut self) {
         while let Some(due) = self.window.poll_transmit(4) {
-            let (work, index, count) = (*self.window.message(&due).unwrap(), due.index, due.count);
+            let (work, index, count) =
+                (*self.window.message(&due).unwrap().0, due.index, due.count);
             let packet = Packet::Request { psn: due.psn, work, index, count };
             self.send(packet);
             self.window.transmitted();

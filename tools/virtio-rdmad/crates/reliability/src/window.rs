@@ -524,9 +524,11 @@ impl<T> Window<T> {
     }
 
     /// Returns the message of a packet that [`Self::poll_transmit`] has returned, as long as the window has not changed
-    /// since.
-    pub fn message(&self, transmit: &Transmit) -> Option<&T> {
-        self.entries.get(transmit.at).map(|entry| &entry.message)
+    /// since, and the flow that the packet belongs to.
+    #[inline]
+    pub fn message(&mut self, transmit: &Transmit) -> Option<(&T, &mut Flow)> {
+        let entry = self.entries.get(transmit.at)?;
+        Some((&entry.message, &mut self.flow))
     }
 
     /// Returns the gap that is requested next: the place of its message, and its packets.

@@ -150,7 +150,8 @@ impl Sender<'_> {
                 is_left = true;
                 break;
             }
-            let Some(SendWqe { request, .. }) = window.message(&due) else { break };
+            let Some((wqe, flow)) = window.message(&due) else { break };
+            let request = &wqe.request;
             let is_whole = matches!(request.operation, Operation::Send | Operation::Write);
             let skip = u64::from(due.index) * mtu;
             let carries = is_whole || request.operation == Operation::AtomicWrite;
@@ -167,10 +168,7 @@ impl Sender<'_> {
                 reth.dma_len = u32::try_from(asked_for).unwrap_or(reth.dma_len);
             }
             let bytes = len + OVERHEAD;
-            let is_read = request.operation == Operation::Read;
-            let is_last = matches!(position, Position::Last | Position::Only);
-            let solicited_event = request.solicited && is_last;
-            if let Some(until) = window.flow.wait(now, bytes, &hca.rate_limit) {
+            if let Some(until) = flow.wait(now, bytes, &hca.rate_limit) {
                 // The time for an answer begins with the last packet that may be sent.
                 window.paced_until = Some(until);
                 (window.timeout_at, window.probe_at) = (None, None);
@@ -178,9 +176,9 @@ impl Sender<'_> {
             }
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.ack_request;
-            headers.bth.solicited_event = solicited_event;
+            headers.bth.solicited_event =
+                request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
-            let Some(wqe) = window.message(&due) else { break };
             let Round { outbox, local, .. } = round;
             let sent = outbox.send(hca, &headers, observed, len as usize, |place| {
                 self.gather(wqe, skip, place, local)
@@ -189,14 +187,14 @@ impl Sender<'_> {
                 failure = Some(WcStatus::LocalProtection);
                 break;
             }
+            flow.sent(now, bytes);
             if due.is_retransmit {
                 hca.stats.add(Counter::PacketsResent, 1);
-                is_asking |= is_read;
+                is_asking |= request.operation == Operation::Read;
             } else if due.ack_request {
                 window.probe.sent(due.psn, now);
             }
             window.transmitted();
-            window.flow.sent(now, bytes);
         }
         // Gaps of a READ are asked for all at once of a peer that knows selective acknowledgements.
         if is_asking {
