@@ -51,7 +51,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W 'error warn info debug trace' -- "$cur")
 		return
 		;;
-	--workers | --cpus | --poll-us | --user | --interval | --qpn)
+	--workers | --cpus | --poll-us | --user | --interval | --qpn | --snaplen | --count)
 		return
 		;;
 	esac
@@ -73,6 +73,7 @@ _virtio_rdmad() {
 		status) of_command+=' --json --brief' ;;
 		watch) of_command+=' --json' ;;
 		trace) of_command+=' --qpn --json' ;;
+		capture) of_command+=' --guest --qpn --snaplen --count' ;;
 		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
 		reload) of_command+=' --config' ;;
@@ -84,6 +85,6 @@ _virtio_rdmad() {
 		return
 	fi
 	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --withhold --forget-unreadable --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch trace top add set reload remove check supervise help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch trace capture top add set reload remove check supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -97,6 +98,24 @@ class Network:
         command = [os.path.join(BUILD, "virtio-rdmad"), *words, "--control", os.path.join(self.dir, "control.sock")]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
         return done.returncode, done.stdout
+
+    def capture(self, guest, path):
+        """Begins to write the frames of a guest to a file (virtio-rdmad capture). Returns the process, once it does."""
+        command = [os.path.join(BUILD, "virtio-rdmad"), "capture", "--guest", guest.name,
+                   "--control", os.path.join(self.dir, "control.sock"), path]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8", preexec_fn=die_with_parent)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        if "captures" not in line:
+            raise Failure(f"virtio-rdmad capture: {line}")
+        return process
+
+    @staticmethod
+    def end_capture(process):
+        """Ends what capture() began. Returns its status."""
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        return process.returncode
 
     def device_status(self):
         """Returns what the device says of its guests, by their names."""

@@ -9,6 +9,7 @@ import socket
 import time
 
 import pytest
+from scapy.utils import RawPcapReader
 
 from virtio_rdma.common import BUILD
 from virtio_rdma.guests.daemons import TwoHosts
@@ -251,6 +252,59 @@ class TestPackets:
     def test_tcpdump(self, request, packets, frames):
         """tcpdump takes all of them for packets of RoCE v2."""
         assert dissectors.tcpdump(request.config.option.dissectors, packets.path) == len(frames)
+
+
+# What virtio-rdmad capture is given to see: SENDs, WRITEs, READs, atomics and datagrams.
+SHOWN_CASES = re.compile("ibv_(rc|ud)_pingpong|ib_(write|read)_bw -c RC$|ib_atomic_bw$")
+# The opcodes that these have for sure: the first, middle and last packets of SENDs, WRITEs and answers of READs,
+# requests of READs, acknowledgements, those of atomics, and datagrams.
+SHOWN = {0x00, 0x01, 0x02, 0x06, 0x07, 0x08, 0x0c, 0x0d, 0x0e, 0x0f, 0x11, 0x12, 0x64}
+
+
+class CapturedByDevice:
+    """Tests of the frames that virtio-rdmad capture writes, before judges that have nothing to do with it."""
+
+    # The files of frames begin with it.
+    kept = ""
+
+    @pytest.fixture(scope="class")
+    def files(self, network, names, results):
+        """A file of each guest's frames, which build/test keeps."""
+        files = [os.path.join(BUILD, "test", f"{self.kept}-{guest.name}.pcapng") for guest in network.guests]
+        os.makedirs(os.path.join(BUILD, "test"), exist_ok=True)
+        captures = [network.capture(guest, file) for guest, file in zip(network.guests, files)]
+        try:
+            for name in filter(SHOWN_CASES.match, CASES):
+                tools.report(results, CASES[name], network.guests, names["IPv4"], HANG_SECONDS, f"{self.kept}: ")
+        finally:
+            statuses = [network.end_capture(process) for process in captures]
+        assert statuses == [0] * len(files)
+        return files
+
+    def test_frames(self, request, files):
+        """Each end has all kinds of packets, scapy finds them right, and tshark says of them what they say."""
+        for file in files:
+            frames = [bytes(frame) for frame, _ in RawPcapReader(file)]
+            assert not SHOWN - {opcode for opcode, _, _ in capture.kinds_of(frames)}, file
+            assert not capture.judge(frames), file
+            known = [(frame, capture.base_header(frame)) for frame in frames]
+            assert not dissectors.tshark(request.config.option.dissectors, file, known), file
+
+
+@of_uml
+@pytest.mark.network("one host, captured by the device", guests=2, workers=2)
+class TestCapturedLocally(CapturedByDevice):
+    """Messages between guests of one network, which no packet carries."""
+
+    kept = "local"
+
+
+@of_uml
+@pytest.mark.network("two hosts, captured by the device", guests=2, workers=2, mtu=9000, kind=Hosts)
+class TestCapturedOnTheWire(CapturedByDevice):
+    """Messages between guests of two networks, in packets."""
+
+    kept = "wire"
 
 
 def meet_congestion(network, packets, before, deadline):

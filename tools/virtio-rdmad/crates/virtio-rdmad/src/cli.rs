@@ -4,6 +4,7 @@
 
 mod add_remove;
 mod call;
+mod capture;
 pub mod config;
 mod metrics;
 pub mod options;
@@ -31,6 +32,7 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         Command::Status(options) => status::print(options),
         Command::Metrics(options) => metrics::print(options),
         Command::Watch(options) => watch::print(options),
+        Command::Capture(options) => capture::run(options),
         Command::Trace(options) => trace::print(options),
         Command::Top(options) => top::run(options),
         Command::Add(options) => add_remove::add(options),

@@ -25,7 +25,7 @@ use crate::guest::trace::{Traced, Traces};
 use crate::os::socket::Socket;
 use client::{Client, Ended};
 use interface::{Besides, Daemon};
-use report::{EventReport, SeenReport};
+use report::{EventReport, FrameReport, SeenReport};
 pub use survey::Surveyed;
 
 /// Most clients at a time. If there are as many, one more takes the place of the one that has neither sent nor read
@@ -55,6 +55,7 @@ pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Event
 }
 
 /// What there is to do.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 struct Ready {
     /// The process ends.
     is_over: bool,
@@ -146,12 +147,19 @@ impl Server<'_> {
     /// Tells the clients that trace a guest what was seen of its messages.
     fn tell_seen(&mut self) {
         let Waiting { events, lost } = self.traces.seen.take();
-        let of_lost = |lost| of_report(&SeenReport::of_lost(lost));
         self.clients.retain_mut(|client| {
             let Some(traced) = &client.traced else { return true };
-            let own = events.iter().filter(|(_, guest, seen)| traced.covers(guest, seen.qpn));
-            let reports = own.map(|(time, guest, what)| seen::report(*time, guest, what));
-            let mut answers: Vec<_> = reports.map(|report| of_report(&report)).collect();
+            let snaplen = traced.snaplen;
+            let of_lost = |lost| match snaplen {
+                Some(_) => of_report(&FrameReport::of_lost(lost)),
+                None => of_report(&SeenReport::of_lost(lost)),
+            };
+            let own = events.iter().filter(|(_, guest, seen)| traced.covers(guest, seen));
+            let answer = |(time, guest, what): &(_, String, _)| match snaplen {
+                Some(snaplen) => of_report(&seen::frame_report(*time, what, snaplen)),
+                None => of_report(&seen::report(*time, guest, what)),
+            };
+            let mut answers: Vec<_> = own.map(answer).collect();
             answers.extend((lost != 0).then(|| of_lost(lost)));
             stays(client.tell(&answers, of_lost).map_err(Ended::Os))
         });

@@ -2342,6 +2342,81 @@ fn one_message_is_followed() {
     }
 }
 
+/// Returns the frames in a file of pcapng, each with its direction (1: in, 2: out) and the length that it had, and how many
+/// are missing.
+fn frames_of(file: &Path) -> (Vec<(u32, u32, Vec<u8>)>, u64) {
+    let bytes = std::fs::read(file).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let (mut at, mut frames, mut missing) = (0, Vec::new(), None);
+    while at < bytes.len() {
+        let length = word(at + 4) as usize;
+        match word(at) {
+            6 => {
+                let (captured, whole) = (word(at + 20) as usize, word(at + 24));
+                let frame = bytes[at + 28..at + 28 + captured].to_vec();
+                let options = at + 28 + captured.next_multiple_of(4);
+                assert_eq!(word(options), 4 << 16 | 2, "epb_flags");
+                frames.push((word(options + 4), whole, frame));
+            }
+            5 => missing = Some(u64::from(word(at + length - 16))),
+            _ => {}
+        }
+        at += length;
+    }
+    (frames, missing.expect("the file is whole"))
+}
+
+/// What the local path carries is captured at both ends as packets, until as many have come as are wanted, or a signal.
+#[test]
+fn frames_of_the_local_path_are_captured() {
+    let daemon = Daemon::start_with("capture", &[], &two_guests(Transport::VfioUser));
+    let mut pair = pair(&daemon, Transport::VfioUser);
+    let [[a, b], _] = pair.connections[..] else { panic!("not two connections") };
+    let start = |guest: &str, options: &[&str]| {
+        let file = daemon.path(guest).with_extension("pcapng");
+        let mut command = Command::new(BINARY);
+        command.args(["capture", "--guest", guest, "--control"]).arg(daemon.path("control"));
+        let mut capture = command.args(options).arg(&file).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(capture.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("captures the frames"), "{line}");
+        (capture, file)
+    };
+    // 3 packets of a message and their acknowledgement.
+    let (mut at_a, of_a) = start("a", &["--count", "4"]);
+    let (mut at_b, of_b) = start("b", &["--qpn", &b.to_string(), "--snaplen", "60"]);
+    let begin = std::fs::metadata(&of_b).unwrap().len();
+    pair.guests[1].post_receive(b, 9);
+    pair.guests[0].post_send(a, 7, 3);
+    assert!(at_a.wait().unwrap().success());
+    let (sent, missing) = frames_of(&of_a);
+    assert_eq!((sent.len(), missing), (4, 0));
+    for (direction, length, frame) in &sent {
+        let packet = roce::decode(frame).unwrap();
+        let is_answer = packet.headers.bth.opcode.operation() == roce::Operation::Acknowledge;
+        assert_eq!((*direction, *length as usize), (if is_answer { 1 } else { 2 }, frame.len()));
+    }
+    let payload = sent.iter().map(|(_, _, frame)| roce::decode(frame).unwrap().payload.to_vec());
+    assert_eq!(payload.map(|payload| payload.len()).collect::<Vec<_>>(), [1024, 1024, 952, 0]);
+    let pid = Pid::from_child(&at_b);
+    // Each frame is a block of its own length and 44 bytes.
+    while std::fs::metadata(&of_b).unwrap().len() < begin + 4 * (60 + 44) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(pid, Signal::INT).unwrap();
+    assert!(at_b.wait().unwrap().success());
+    let (received, missing) = frames_of(&of_b);
+    assert_eq!((received.len(), missing), (4, 0));
+    for ((_, length, frame), (_, whole, of_sender)) in received.iter().zip(&sent) {
+        assert_eq!((length, frame.as_slice()), (whole, &of_sender[..60]));
+    }
+    for file in [of_a, of_b] {
+        std::fs::remove_file(file).unwrap();
+    }
+    pair.end();
+    daemon.end();
+}
+
 /// Messages that are under way between two guests when the daemon restarts arrive, each once and in order.
 #[test]
 fn messages_under_way_outlive_a_restart() {

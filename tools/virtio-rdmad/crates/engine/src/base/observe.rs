@@ -10,6 +10,12 @@ pub trait Observer: Send + Sync {
     /// and when a QP is made.
     fn wants(&self, qpn: u32) -> bool;
 
+    /// Returns whether it wants to see the frames of this QP, which it wants to know of: those of the wire, and those that
+    /// the messages of the local path would be. Called as [`Self::observe`].
+    fn wants_frames(&self, _qpn: u32) -> bool {
+        false
+    }
+
     /// Takes note of what has happened. Called from any thread of the process, and with locks of the engine held; must
     /// not block and must not call into the engine.
     fn observe(&self, seen: Seen);
@@ -83,5 +89,12 @@ pub enum Observation {
         opcode: String,
         /// Bytes of payload.
         length: u64,
+    },
+    /// A frame leaves or has come, or would if the peer was not in the same network.
+    Frame {
+        /// Whether it leaves.
+        leaves: bool,
+        /// An Ethernet frame, without its checksum.
+        frame: Vec<u8>,
     },
 }

@@ -213,6 +213,7 @@ impl<D> DerefMut for RequesterHalf<D> {
 }
 
 /// The queue that sends, and what is under way.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Requester {
     /// The send queue.
     pub queue: WorkQueue,

@@ -74,6 +74,18 @@ pub(super) struct Delivery<'a> {
     pub cache: &'a mut MrCache,
     pub batch: &'a mut CompletionBatch,
     pub budget: &'a mut Budget,
+    /// Shows the datagram to the observer of a member.
+    pub show: &'a dyn Fn(&Hca, Slot),
+}
+
+/// Where a datagram has arrived.
+pub(super) struct Reached {
+    /// The HCA.
+    pub device: Arc<Hca>,
+    /// The place of the QP.
+    pub slot: Slot,
+    /// Whether the QP is observed.
+    pub is_observed: bool,
 }
 
 /// Counts a datagram that was dropped, at the HCA that has sent it or got it over the wire. A wrong Q_Key is
@@ -110,7 +122,7 @@ impl Datagram<'_> {
 
     /// Brings the datagram to a member of its group, and charges for it.
     fn send_to_member(&self, group: &mut Delivery<'_>, member: &Member<Hca>) {
-        let Delivery { hca, blocks, cache, batch, budget } = group;
+        let Delivery { hca, blocks, cache, batch, budget, show } = group;
         budget.work(cost::MESSAGE);
         let Some(device) = member.device.upgrade() else { return };
         let is_sender = member.slot.qpn() == self.src_qpn && Arc::ptr_eq(&device, hca);
@@ -119,7 +131,10 @@ impl Datagram<'_> {
             return;
         }
         match self.arrive(&device, member.slot, cache, batch) {
-            Ok(()) => {
+            Ok(is_observed) => {
+                if is_observed {
+                    (*show)(&device, member.slot);
+                }
                 device.stats.add(Counter::MulticastRcvPackets, 1);
                 budget.spend(self.total);
             }
@@ -127,7 +142,7 @@ impl Datagram<'_> {
         }
     }
 
-    /// Brings the datagram to its destination, or says why it is dropped.
+    /// Brings the datagram to its destination, which it returns, or says why it is dropped.
     pub(super) fn send_to_address(
         &self,
         hca: &Hca,
@@ -135,23 +150,24 @@ impl Datagram<'_> {
         qpn: u32,
         cache: &mut MrCache,
         batch: &mut CompletionBatch,
-    ) -> Result<(), Counter> {
+    ) -> Result<Reached, Counter> {
         let target = source.beside(self.dgid);
         let device = hca.network.find(&target).ok_or(Counter::DropUnreachable)?;
         let slot = device.slot_of(qpn).ok_or(Counter::DropUnreachable)?;
-        self.arrive(&device, slot, cache, batch)
+        let is_observed = self.arrive(&device, slot, cache, batch)?;
+        Ok(Reached { device, slot, is_observed })
     }
 
     /// Gives the datagram to a QP of an HCA, if the QP takes datagrams, and those of this
     /// multicast group. Runs in the sender's thread, or in that of the guest itself if the datagram came
-    /// over the wire.
+    /// over the wire. Returns whether the QP is observed.
     pub fn arrive(
         &self,
         hca: &Arc<Hca>,
         slot: Slot,
         cache: &mut MrCache,
         batch: &mut CompletionBatch,
-    ) -> Result<(), Counter> {
+    ) -> Result<bool, Counter> {
         let qp = hca.qps.get(slot).ok_or(Counter::DropUnreachable)?;
         let mut responder = lock(&qp.responder);
         let kind = responder.config.map(|config| config.wq.kind);
@@ -163,11 +179,12 @@ impl Datagram<'_> {
         }
         let mut to = Receiver { hca, slot, responder: &mut responder, batch: &mut *batch };
         let result = self.receive(&mut to, cache);
+        let is_observed = responder.observed;
         batch.place_completions();
         drop(responder);
         result?;
         batch.carry(hca, Traffic::sent(self.total, 1).mirrored());
-        Ok(())
+        Ok(is_observed)
     }
 
     /// Takes the datagram in.

@@ -413,6 +413,11 @@ impl Hca {
         read(&self.observer).as_ref().is_some_and(|observer| observer.wants(slot.number()))
     }
 
+    /// Returns whether somebody wants to see the frames of the QP in this place.
+    pub fn wants_frames(&self, slot: Slot) -> bool {
+        read(&self.observer).as_ref().is_some_and(|observer| observer.wants_frames(slot.number()))
+    }
+
     /// Tells the observer what has happened to a message of a QP.
     #[cold]
     pub fn observe(&self, slot: Slot, psn: Option<Psn>, what: Observation) {

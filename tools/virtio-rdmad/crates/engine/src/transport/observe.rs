@@ -20,6 +20,9 @@ use crate::qp::mtu::mtu_bytes;
 use crate::queue::cq::Cqe;
 use crate::queue::request::{Operation, Request};
 
+/// More bytes than the headers of a packet have, with its pad and its ICRC.
+const MOST_HEADERS: usize = 256;
+
 /// Tells that the device has taken the work request under way.
 #[cold]
 pub(crate) fn posted(hca: &Hca, slot: Slot, requester: &Requester) {
@@ -105,9 +108,10 @@ pub(crate) fn retried(hca: &Hca, slot: Slot, psn: Psn, reason: &'static str, lef
     hca.observe(slot, Some(psn), Observation::Retried { reason, left });
 }
 
-/// Tells of a packet that leaves or has come.
+/// Tells of a packet that leaves or has come, and shows its frame.
 #[cold]
-pub(crate) fn packet(hca: &Hca, slot: Slot, leaves: bool, headers: &Headers, length: usize) {
+pub(crate) fn packet(hca: &Hca, slot: Slot, leaves: bool, headers: &Headers, payload: &[u8]) {
+    let length = payload.len();
     let bth = &headers.bth;
     let opcode = match headers.extended.aeth {
         Some(aeth) => format!("{:?} {:?}", bth.opcode.operation(), aeth.syndrome),
@@ -115,6 +119,20 @@ pub(crate) fn packet(hca: &Hca, slot: Slot, leaves: bool, headers: &Headers, len
     };
     let what = Observation::Packet { leaves, opcode, length: length as u64 };
     hca.observe(slot, Some(bth.psn), what);
+    frame(hca, slot, leaves, headers, payload);
+}
+
+/// Shows a frame that leaves or has come, or would, if somebody wants to see it.
+#[cold]
+pub(crate) fn frame(hca: &Hca, slot: Slot, leaves: bool, headers: &Headers, payload: &[u8]) {
+    if !hca.wants_frames(slot) {
+        return;
+    }
+    let mut frame = vec![0; payload.len() + MOST_HEADERS];
+    if let Ok(len) = roce::encode(headers, payload, &mut frame) {
+        frame.truncate(len);
+        hca.observe(slot, Some(headers.bth.psn), Observation::Frame { leaves, frame });
+    }
 }
 
 /// Returns the name of what a work request asks for.

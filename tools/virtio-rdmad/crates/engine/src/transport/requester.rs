@@ -23,6 +23,7 @@ use super::round::Round;
 use super::sender::{answer_delay, traffic, Sender, Step};
 use super::ud_requester;
 use super::wire::is_away;
+use super::wire::mirror::Chunk;
 use super::wire::requester::post;
 use crate::base::budget::CHUNK;
 use crate::base::counters::Counter;
@@ -406,7 +407,11 @@ impl Sender<'_> {
         let end = loop {
             requester.asks_again = rnr::asks_again(self.hca, requester);
             if let Err(nak) = self.ask(requester, peer, &mut responder, local, len, round) {
-                self.observe_nak(requester, peer, &responder, nak);
+                let is_seen = self.observed || responder.observed;
+                if is_seen && !self.only_polls(requester, nak) {
+                    self.observe_nak(requester, peer, &responder, nak);
+                    self.show(requester, peer, &mut responder, (&*local, len), Some(nak), round);
+                }
                 break Err(nak);
             }
             if self.observed {
@@ -414,6 +419,9 @@ impl Sender<'_> {
             }
             if responder.observed {
                 observe::copied(&peer.device, peer.slot, requester, len);
+            }
+            if self.observed || responder.observed {
+                self.show(requester, peer, &mut responder, (&*local, len), None, round);
             }
             if let Some(step) = self.advance(requester, peer, len, round) {
                 break Ok(step);
@@ -441,6 +449,14 @@ impl Sender<'_> {
         end
     }
 
+    /// Returns whether the requester has asked for a receive before its RNR timer ends, as it would not on the wire.
+    fn only_polls(&self, requester: &Requester, nak: Nak) -> bool {
+        let (Wait::Pause { until, .. } | Wait::Receive(until)) = requester.wait else {
+            return false;
+        };
+        matches!(nak, Nak::NotReady(_)) && self.hca.clock().now() < until
+    }
+
     /// Tells the observers of both ends what the other end does not do.
     #[cold]
     fn observe_nak(&self, requester: &Requester, peer: &Peer, responder: &Responder, nak: Nak) {
@@ -450,6 +466,26 @@ impl Sender<'_> {
         if responder.observed && self.config.wq.kind.is_reliable() {
             observe::refused(&peer.device, peer.slot, responder, nak);
         }
+    }
+
+    /// Shows the packets that a chunk would be to observers who want to see frames. The chunk is done, or is refused.
+    #[cold]
+    fn show(
+        &self,
+        requester: &Requester,
+        peer: &Peer,
+        responder: &mut Responder,
+        (mappings, len): (&Mappings, u64),
+        refused: Option<Nak>,
+        round: &Round,
+    ) {
+        let (from, to) = ((self.hca, self.slot), (&peer.device, peer.slot));
+        if ![from, to].iter().any(|(hca, slot)| hca.wants_frames(*slot)) {
+            return;
+        }
+        let data = chunk_data(requester, &round.local, mappings);
+        let kind = self.config.wq.kind;
+        Chunk { from, to, kind, requester, data, len }.show(responder, refused);
     }
 
     /// Has the responder of the other end, which is locked, do a chunk.
@@ -465,13 +501,7 @@ impl Sender<'_> {
     ) -> Result<(), Nak> {
         let Round { local: cache, remote, batch, .. } = round;
         let wqe = &requester.wqe;
-        let local = if wqe.is_inline {
-            // Nothing is left of a message whose end is asked for again.
-            let done = usize::try_from(requester.done).unwrap_or(usize::MAX);
-            Data::Inline(wqe.inline.get(done..).unwrap_or_default())
-        } else {
-            Data::Mapped(View { cache, mappings })
-        };
+        let local = chunk_data(requester, cache, mappings);
         let (done, asks_again) = (requester.done, requester.asks_again);
         let path_mtu = requester.attr.path_mtu;
         let request = &wqe.request;
@@ -612,5 +642,22 @@ impl Sender<'_> {
             requester.notify_drained = false;
             self.hca.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, self.slot.number());
         }
+    }
+}
+
+/// Returns the data of the next chunk of the work request under way.
+#[inline(always)]
+fn chunk_data<'a>(
+    requester: &'a Requester,
+    cache: &'a MrCache,
+    mappings: &'a Mappings,
+) -> Data<'a> {
+    let wqe = &requester.wqe;
+    if wqe.is_inline {
+        // Nothing is left of a message whose end is asked for again.
+        let done = usize::try_from(requester.done).unwrap_or(usize::MAX);
+        Data::Inline(wqe.inline.get(done..).unwrap_or_default())
+    } else {
+        Data::Mapped(View { cache, mappings })
     }
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use abi::{VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT};
 
 use super::batch::Traffic;
-use super::datagram::{count_drop, grh, packet_len, Datagram, Delivery, MTU};
+use super::datagram::{count_drop, grh, packet_len, Datagram, Delivery, Reached, MTU};
 use super::hca::Hca;
 use super::observe;
 use super::round::Round;
+use super::wire::datagram::Shown;
 use super::wire::{self, is_away, is_group_away};
 use crate::base::counters::Counter;
 use crate::base::slot::Slot;
@@ -74,6 +75,8 @@ pub(crate) fn send(
         total: wqe.request.total,
         payload,
     };
+    let (psn, source_of, to) = (requester.sq_psn(), &source, &wqe.ud);
+    let shown = Shown { hca, datagram: &datagram, source: source_of, to, psn };
     if requester.members.is_none() {
         batch.carry_own(Traffic::sent(wqe.request.total, 1));
     }
@@ -90,6 +93,9 @@ pub(crate) fn send(
             {
                 return Ok(WcStatus::LocalProtection);
             }
+            if requester.observed && !leaves {
+                shown.show((hca, slot), true, None);
+            }
             if members.is_none() && !leaves {
                 hca.stats.add(Counter::DropUnreachable, 1);
             }
@@ -97,8 +103,15 @@ pub(crate) fn send(
         let members = members.as_deref().unwrap_or_default();
         let whole = || 0..members.last().map_or(0, |last| last.number + 1);
         let left = requester.members.clone().unwrap_or_else(whole);
-        let mut group =
-            Delivery { hca, blocks: config.block_loopback, cache: remote, batch, budget };
+        let show = |device: &Hca, member: Slot| shown.show((device, member), false, None);
+        let mut group = Delivery {
+            hca,
+            blocks: config.block_loopback,
+            cache: remote,
+            batch,
+            budget,
+            show: &show,
+        };
         let left = datagram.send_to_group(&mut group, members, left);
         if !left.is_empty() {
             return Err(left);
@@ -110,12 +123,25 @@ pub(crate) fn send(
         }
     } else {
         match datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch) {
-            Ok(()) if requester.observed => {
-                observe::copied_datagram(hca, slot, wqe.request.total);
+            Ok(reached) if requester.observed || reached.is_observed => {
+                show_reached(&shown, (hca, slot), requester.observed, &reached);
             }
-            Ok(()) => {}
+            Ok(_) => {}
             Err(dropped) => count_drop(hca, dropped),
         }
     }
     Ok(WcStatus::Success)
+}
+
+/// Tells the observers of both ends of a datagram that has arrived.
+#[cold]
+fn show_reached(shown: &Shown<'_>, sender: (&Hca, Slot), is_observed: bool, reached: &Reached) {
+    let peer = Some(&*reached.device);
+    if is_observed {
+        observe::copied_datagram(sender.0, sender.1, shown.datagram.total);
+        shown.show(sender, true, peer);
+    }
+    if reached.is_observed {
+        shown.show((&reached.device, reached.slot), false, peer);
+    }
 }

@@ -107,6 +107,11 @@ impl Answers {
         Ok(Self { path: path.into(), stream: BufReader::new(stream) })
     }
 
+    /// Returns the connection, by which somebody else may end the answers.
+    pub fn stream(&self) -> Result<UnixStream, Error> {
+        self.stream.get_ref().try_clone()
+    }
+
     /// Waits for the next answer. `None`: the process has closed the connection.
     pub fn next(&mut self) -> Result<Option<Value>, CallError> {
         let path = &self.path;

@@ -285,6 +285,11 @@ pub enum Command {
     Watch(WatchOptions),
     /// Print what happens to each message of a guest of a running virtio-rdmad until it ends.
     Trace(TraceOptions),
+    /// Write the frames of a guest of a running virtio-rdmad to a file that Wireshark reads.
+    ///
+    /// They are those that go over the wire, and for messages between guests of one network, which no frame
+    /// carries, those that the same messages would be. SIGINT ends it, and the file is whole.
+    Capture(CaptureOptions),
     /// Show what the workers and guests of a running virtio-rdmad do, again and again.
     ///
     /// The guests with the most traffic come first. q ends it.
@@ -439,6 +444,32 @@ pub struct TraceOptions {
 
     /// The name of the guest.
     pub guest: String,
+}
+
+/// Options of `virtio-rdmad capture`.
+#[derive(Args, Debug)]
+pub struct CaptureOptions {
+    #[command(flatten)]
+    pub running: Running,
+
+    /// The name of the guest.
+    #[arg(long, value_name = "NAME")]
+    pub guest: String,
+
+    /// The number of a queue pair: write its frames alone.
+    #[arg(long, value_name = "N")]
+    pub qpn: Option<u32>,
+
+    /// Write the first bytes of each frame alone, so many at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub snaplen: Option<u32>,
+
+    /// End after so many frames.
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+
+    /// The file, in the format pcapng; - for standard output.
+    pub file: PathBuf,
 }
 
 /// Options of `virtio-rdmad top`.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
-use super::report::{EventReport, SeenReport};
+use super::report::{EventReport, FrameReport, SeenReport};
 use super::survey::{survey, Surveyed};
 use crate::guest::guests::{AddError, RemoveError, SetError};
 use crate::guest::trace::Traced;
@@ -32,6 +32,9 @@ pub const MONITOR: &str = "org.virtio-rdma.Daemon.Monitor";
 
 /// The method that tells of what happens to the messages of a guest, while it happens.
 pub const TRACE: &str = "org.virtio-rdma.Daemon.Trace";
+
+/// The method that tells of the frames of a guest.
+pub const CAPTURE: &str = "org.virtio-rdma.Daemon.Capture";
 
 /// The method that adds a guest.
 pub const ADD_GUEST: &str = "org.virtio-rdma.Daemon.AddGuest";
@@ -177,9 +180,14 @@ impl Daemon {
             let error = format!("{NAME}.UnknownGuest");
             return call.reply_struct(Reply::error(error, Some(parameters)));
         }
+        let now = SystemTime::now();
+        let first = match traced.snaplen {
+            Some(_) => parameters(&FrameReport::at(now, "capturing")),
+            None => parameters(&SeenReport::at(now, "tracing")),
+        };
         *self.besides.traced.lock().unwrap_or_else(PoisonError::into_inner) = Some(traced);
         call.set_continues(true);
-        call.reply_struct(parameters(&SeenReport::at(SystemTime::now(), "tracing")))
+        call.reply_struct(first)
     }
 }
 
@@ -311,11 +319,16 @@ impl Interface for Daemon {
                 Ok(()) => return self.monitor(call),
                 Err(refused) => Err(refused),
             },
-            TRACE => {
+            TRACE | CAPTURE => {
                 let traced = parameters.text("guest").and_then(|guest| {
                     let qpn = parameters.number("qpn")?;
+                    let snaplen = if method == CAPTURE {
+                        Some(parameters.number("snaplen")?.unwrap_or(0))
+                    } else {
+                        None
+                    };
                     parameters.end()?;
-                    Ok(Traced { guest, qpn })
+                    Ok(Traced { guest, qpn, snaplen })
                 });
                 match traced {
                     Ok(traced) => return self.trace(call, traced),

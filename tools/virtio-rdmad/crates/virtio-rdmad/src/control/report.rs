@@ -407,6 +407,29 @@ pub struct SeenReport {
     pub lost: Option<u64>,
 }
 
+/// A frame of a message of a guest.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct FrameReport {
+    /// When, in nanoseconds since 1970.
+    pub time_nsec: u64,
+    /// What: "capturing" when frames begin to be told, "frame", or "lost" where frames were not told.
+    pub event: String,
+    /// The QP number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qpn: Option<u32>,
+    /// Whether the frame leaves the guest.
+    pub leaves: bool,
+    /// How many bytes the frame has.
+    pub length: u32,
+    /// The first bytes of the frame, by two hexadecimal digits each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frame: Option<String>,
+    /// How many frames were not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
+}
+
 /// An SRQ.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]

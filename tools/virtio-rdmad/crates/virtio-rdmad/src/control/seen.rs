@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What clients that trace a guest are told of its messages.
 
+use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::{Observation, Seen};
 
-use super::report::SeenReport;
+use super::report::{FrameReport, SeenReport};
 use super::told::{name_of_status, refused_report};
 
 /// Returns the report of something that was seen at this time in a guest.
@@ -41,11 +42,33 @@ pub fn report(time: SystemTime, guest: &str, Seen { qpn, psn, what }: &Seen) -> 
             let (reason, retries_left) = (text(reason), *left);
             named("retried", SeenReport { reason, retries_left, ..seen })
         }
+        // Clients that trace are not told of it.
+        Observation::Frame { frame, .. } => {
+            named("frame", SeenReport { length: Some(frame.len() as u64), ..seen })
+        }
         Observation::Packet { leaves, opcode, length } => {
             let event = if *leaves { "packet_out" } else { "packet_in" };
             named(event, SeenReport { opcode: text(opcode), length: Some(*length), ..seen })
         }
     }
+}
+
+/// Returns the report of a frame, with its first bytes; `None` if this is none.
+pub fn frame_report(time: SystemTime, seen: &Seen, snaplen: u32) -> Option<FrameReport> {
+    let Observation::Frame { leaves, frame } = &seen.what else { return None };
+    let most = if snaplen == 0 { frame.len() } else { frame.len().min(snaplen as usize) };
+    let mut digits = String::with_capacity(2 * most);
+    for byte in &frame[..most] {
+        // To write to a string does not fail.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    Some(FrameReport {
+        qpn: Some(seen.qpn),
+        leaves: *leaves,
+        length: u32::try_from(frame.len()).unwrap_or(u32::MAX),
+        frame: Some(digits),
+        ..FrameReport::at(time, "frame")
+    })
 }
 
 fn hex(number: u64) -> String {
@@ -55,13 +78,29 @@ fn hex(number: u64) -> String {
 impl SeenReport {
     /// Makes the report of an event of this kind and time, which concerns no QP.
     pub fn at(time: SystemTime, event: &str) -> Self {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let time_nsec = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
-        Self { time_nsec, event: event.to_owned(), ..Self::default() }
+        Self { time_nsec: nanoseconds(time), event: event.to_owned(), ..Self::default() }
     }
 
     /// Makes the report of what was not told of.
     pub fn of_lost(count: u64) -> Self {
         Self { lost: Some(count), ..Self::at(SystemTime::now(), "lost") }
     }
+}
+
+impl FrameReport {
+    /// Makes the report of an event of this kind and time, without a frame.
+    pub fn at(time: SystemTime, event: &str) -> Self {
+        Self { time_nsec: nanoseconds(time), event: event.to_owned(), ..Self::default() }
+    }
+
+    /// Makes the report of frames that were not told.
+    pub fn of_lost(count: u64) -> Self {
+        Self { lost: Some(count), ..Self::at(SystemTime::now(), "lost") }
+    }
+}
+
+/// Returns the nanoseconds since 1970.
+fn nanoseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

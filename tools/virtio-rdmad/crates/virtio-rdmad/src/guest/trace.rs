@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens to the messages of guests that clients of the control socket trace.
+//! What happens to the messages of guests that clients of the control socket trace, and the frames that they capture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use engine::{Observer, Seen};
+use engine::{Observation, Observer, Seen};
 use rustix::io::Errno;
 
 use super::events::Queue;
 use super::guests::Guests;
 
-/// Most things that were seen and wait to be told. Others are counted.
-const MAX_SEEN: usize = 1 << 14;
+/// Most things that were seen and wait to be told. Others are counted. A frame has 4 KiB at most, and some headers.
+const MAX_SEEN: usize = 1 << 13;
 
 /// What a client traces.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -20,32 +20,74 @@ pub struct Traced {
     pub guest: String,
     /// The number of the QP; `None`: all QPs of the guest.
     pub qpn: Option<u32>,
+    /// How many bytes of each frame it wants, 0 for all of them; `None`: it wants to know what happens, and no frames.
+    pub snaplen: Option<u32>,
 }
 
 impl Traced {
-    /// Returns whether the client is told of a QP of a guest.
-    pub fn covers(&self, guest: &str, qpn: u32) -> bool {
-        self.guest == guest && self.qpn.is_none_or(|own| own == qpn)
+    /// Returns whether the client is told of what was seen in a guest.
+    pub fn covers(&self, guest: &str, seen: &Seen) -> bool {
+        let is_frame = matches!(seen.what, Observation::Frame { .. });
+        self.guest == guest
+            && self.qpn.is_none_or(|own| own == seen.qpn)
+            && self.snaplen.is_some() == is_frame
     }
 }
 
-/// The QPs of a guest that are traced; `None`: all of them.
-type Qpns = Option<BTreeSet<u32>>;
+/// QPs of a guest.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Qpns {
+    /// Whether they are all.
+    all: bool,
+    some: BTreeSet<u32>,
+}
+
+impl Qpns {
+    fn has(&self, qpn: u32) -> bool {
+        self.all || self.some.contains(&qpn)
+    }
+
+    /// Adds a QP, or all.
+    fn add(&mut self, qpn: Option<u32>) {
+        match qpn {
+            Some(qpn) => {
+                self.some.insert(qpn);
+            }
+            None => self.all = true,
+        }
+    }
+}
+
+/// What clients want of a guest.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Wanted {
+    /// The QPs that are traced.
+    traced: Qpns,
+    /// The QPs whose frames are captured.
+    captured: Qpns,
+}
 
 /// The observer of a guest.
 struct GuestObserver {
     name: String,
-    qpns: Qpns,
+    wanted: Wanted,
     seen: Arc<Queue<Seen>>,
 }
 
 impl Observer for GuestObserver {
     fn wants(&self, qpn: u32) -> bool {
-        self.qpns.as_ref().is_none_or(|qpns| qpns.contains(&qpn))
+        self.wanted.traced.has(qpn) || self.wanted.captured.has(qpn)
+    }
+
+    fn wants_frames(&self, qpn: u32) -> bool {
+        self.wanted.captured.has(qpn)
     }
 
     fn observe(&self, seen: Seen) {
-        self.seen.note(&self.name, seen);
+        // Nobody waits for the rest of what happens to a QP whose frames are captured.
+        if matches!(seen.what, Observation::Frame { .. }) || self.wanted.traced.has(seen.qpn) {
+            self.seen.note(&self.name, seen);
+        }
     }
 }
 
@@ -54,8 +96,8 @@ pub struct Traces {
     guests: Arc<Guests>,
     /// What was seen.
     pub seen: Arc<Queue<Seen>>,
-    /// The guests that have observers, and the QPs that are observed.
-    observed: BTreeMap<String, Qpns>,
+    /// The guests that have observers, and what is wanted of them.
+    observed: BTreeMap<String, Wanted>,
 }
 
 impl Traces {
@@ -74,13 +116,13 @@ impl Traces {
         }
         for guest in self.guests.all() {
             let name = &guest.spec.name;
-            let qpns = wanted.get(name);
-            if qpns == self.observed.get(name) {
+            let own = wanted.get(name);
+            if own == self.observed.get(name) {
                 continue;
             }
-            let observer = qpns.map(|qpns| {
+            let observer = own.map(|wanted| {
                 let (name, seen) = (name.clone(), self.seen.clone());
-                Arc::new(GuestObserver { name, qpns: qpns.clone(), seen }) as Arc<dyn Observer>
+                Arc::new(GuestObserver { name, wanted: wanted.clone(), seen }) as Arc<dyn Observer>
             });
             guest.device.set_observer(observer);
         }
@@ -88,38 +130,53 @@ impl Traces {
     }
 }
 
-/// Returns the QPs of each guest that some client traces.
-fn gather(traced: &[Traced]) -> BTreeMap<String, Qpns> {
-    let mut wanted: BTreeMap<String, Qpns> = BTreeMap::new();
-    for Traced { guest, qpn } in traced {
-        let qpns = wanted.entry(guest.clone()).or_insert_with(|| Some(BTreeSet::new()));
-        match (qpns.as_mut(), qpn) {
-            (Some(qpns), Some(qpn)) => {
-                qpns.insert(*qpn);
-            }
-            _ => *qpns = None,
-        }
+/// Returns what clients want of each guest.
+fn gather(traced: &[Traced]) -> BTreeMap<String, Wanted> {
+    let mut all: BTreeMap<String, Wanted> = BTreeMap::new();
+    for Traced { guest, qpn, snaplen } in traced {
+        let wanted = all.entry(guest.clone()).or_default();
+        let qpns = if snaplen.is_some() { &mut wanted.captured } else { &mut wanted.traced };
+        qpns.add(*qpn);
     }
-    wanted
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn traced(guest: &str, qpn: Option<u32>, snaplen: Option<u32>) -> Traced {
+        Traced { guest: guest.to_owned(), qpn, snaplen }
+    }
+
     #[test]
-    fn what_clients_trace_is_observed() {
-        let traced = |guest: &str, qpn| Traced { guest: guest.to_owned(), qpn };
+    fn what_clients_want_is_observed() {
         let wanted = gather(&[
-            traced("a", Some(5)),
-            traced("b", Some(5)),
-            traced("a", Some(7)),
-            traced("b", None),
-            traced("b", Some(6)),
+            traced("a", Some(5), None),
+            traced("b", Some(5), Some(0)),
+            traced("a", Some(7), None),
+            traced("b", None, Some(64)),
         ]);
-        let both = Some(BTreeSet::from([5, 7]));
-        assert_eq!(wanted, BTreeMap::from([("a".to_owned(), both), ("b".to_owned(), None)]));
-        assert!(traced("a", None).covers("a", 9) && !traced("a", Some(5)).covers("a", 9));
-        assert!(!traced("a", None).covers("b", 9));
+        let has = |name: &str, qpn| {
+            let Wanted { traced, captured } = &wanted[name];
+            (traced.has(qpn), captured.has(qpn))
+        };
+        assert_eq!(wanted.len(), 2);
+        assert_eq!([5, 6, 7].map(|qpn| has("a", qpn)), [5, 6, 7].map(|qpn| (qpn != 6, false)));
+        assert_eq!([5, 6].map(|qpn| has("b", qpn)), [(false, true); 2]);
+    }
+
+    #[test]
+    fn clients_are_told_of_what_they_want() {
+        let what = Observation::Nak { reason: "RNR" };
+        let seen = Seen { qpn: 9, psn: None, what };
+        let frame = Observation::Frame { leaves: true, frame: Vec::new() };
+        let frame = Seen { qpn: 9, psn: None, what: frame };
+        assert!(traced("a", None, None).covers("a", &seen));
+        assert!(traced("a", Some(9), Some(0)).covers("a", &frame));
+        assert!(!traced("a", Some(8), None).covers("a", &seen));
+        assert!(!traced("b", None, None).covers("a", &seen));
+        assert!(!traced("a", None, None).covers("a", &frame));
+        assert!(!traced("a", None, Some(0)).covers("a", &seen));
     }
 }

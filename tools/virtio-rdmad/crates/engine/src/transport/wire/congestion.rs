@@ -15,6 +15,7 @@ use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::qp::halves::{Requester, Wait};
 use crate::transport::hca::{Hca, ResponderHalf};
+use crate::transport::observe;
 use crate::transport::round::Round;
 use crate::transport::sender::Sender;
 
@@ -44,7 +45,8 @@ pub(super) fn look(
     headers.bth.becn = true;
     headers.bth.migrated = false;
     charge(hca);
-    let _ = round.outbox.send(hca, &headers, None, 0, |_| Ok::<(), ()>(()));
+    let observed = hca.is_observed(slot).then_some(slot);
+    let _ = round.outbox.send(hca, &headers, observed, 0, |_| Ok::<(), ()>(()));
     hca.stats.add(Counter::CnpSent, 1);
 }
 
@@ -52,7 +54,12 @@ pub(super) fn look(
 /// marked, so both send more slowly.
 pub(super) fn arrive(hca: &Hca, slot: Slot, packet: &Packet<'_>) {
     let Some(qp) = hca.qps.get(slot) else { return hca.count_cnp(None) };
-    let by_requester = to_requester(hca, &mut lock(&qp.requester), packet);
+    let mut requester = lock(&qp.requester);
+    if requester.observed {
+        observe::packet(hca, slot, false, &packet.headers, packet.payload);
+    }
+    let by_requester = to_requester(hca, &mut requester, packet);
+    drop(requester);
     let by_responder = to_responder(hca, &mut lock(&qp.responder), packet);
     hca.count_cnp(by_requester.max(by_responder));
 }

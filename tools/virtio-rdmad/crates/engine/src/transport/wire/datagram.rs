@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use abi::WrUd;
 use roce::{
-    Deth, ExtendedHeaders, ImmDt, Opcode, Operation, Packet, Position, Psn, Qpn, Service, Vlan,
+    Deth, ExtendedHeaders, Headers, ImmDt, Opcode, Operation, Packet, Position, Psn, Qpn, Service,
+    Vlan,
 };
 
 use super::check::{check_receives, check_type};
@@ -35,17 +36,59 @@ pub(crate) fn send(
     psn: Psn,
     observed: Option<Slot>,
 ) -> Result<(), ()> {
+    let Some(headers) = headers(hca, datagram, source, to, psn) else {
+        hca.stats.add(Counter::DropUnreachable, 1);
+        return Ok(());
+    };
+    outbox.send(hca, &headers, observed, datagram.total as usize, |place| fill(datagram, place))
+}
+
+/// A datagram of the local path, and what its packet would say besides.
+pub(crate) struct Shown<'a> {
+    /// The HCA that sends it.
+    pub hca: &'a Hca,
+    /// The datagram.
+    pub datagram: &'a Datagram<'a>,
+    /// The address that it is from.
+    pub source: &'a Address,
+    /// Where it goes.
+    pub to: &'a WrUd,
+    /// Its PSN.
+    pub psn: Psn,
+}
+
+impl Shown<'_> {
+    /// Shows the packet that the datagram would be to the observer of a QP that sends or gets it, if there is one. `peer`
+    /// is the HCA that gets a datagram to a single address.
+    #[cold]
+    pub fn show(&self, (hca, slot): (&Hca, Slot), leaves: bool, peer: Option<&Hca>) {
+        let Self { datagram, source, to, psn, .. } = self;
+        let Some(mut headers) = headers(self.hca, datagram, source, to, *psn) else { return };
+        if let Some(peer) = peer {
+            headers.ethernet.destination = peer.identity.mac();
+        }
+        let mut payload = vec![0; datagram.total as usize];
+        if fill(datagram, &mut payload).is_ok() {
+            observe::frame(hca, slot, leaves, &headers, &payload);
+        }
+    }
+}
+
+/// Returns the headers of the packet that is a datagram; `None` if there is no such packet.
+fn headers(
+    hca: &Hca,
+    datagram: &Datagram<'_>,
+    source: &Address,
+    to: &WrUd,
+    psn: Psn,
+) -> Option<Headers> {
     let source_qp = datagram.src_qpn;
     let operation = match datagram.immediate {
         Some(_) => Operation::SendWithImmediate,
         None => Operation::Send,
     };
-    let path = Path::of_datagram(hca, source_qp, to.remote_qpn, &to.av, source);
-    let opcode = Opcode::new(Service::Ud, operation, Position::Only);
-    let (Some(path), Some(opcode)) = (path, opcode) else {
-        hca.stats.add(Counter::DropUnreachable, 1);
-        return Ok(());
-    };
+    let path = Path::of_datagram(hca, source_qp, to.remote_qpn, &to.av, source)?;
+    let opcode = Opcode::new(Service::Ud, operation, Position::Only)?;
     let extended = ExtendedHeaders {
         deth: Some(Deth { qkey: datagram.qkey, source_qp }),
         imm_dt: datagram.immediate.map(|word| ImmDt(word.to_ne_bytes())),
@@ -53,13 +96,18 @@ pub(crate) fn send(
     };
     let mut headers = path.headers(opcode, psn, extended);
     headers.bth.solicited_event = datagram.solicited;
-    outbox.send(hca, &headers, observed, datagram.total as usize, |place| match datagram.payload {
+    Some(headers)
+}
+
+/// Writes the payload of a datagram. Fails if it cannot be read.
+fn fill(datagram: &Datagram<'_>, place: &mut [u8]) -> Result<(), ()> {
+    match datagram.payload {
         Data::Mapped(view) => copy::read(view, place).map_err(|_| ()),
         Data::Inline(bytes) => {
             place.copy_from_slice(bytes.get(..place.len()).ok_or(())?);
             Ok(())
         }
-    })
+    }
 }
 
 /// Gives a datagram to the QP in a place. Returns what counts it if it is dropped.
@@ -73,8 +121,8 @@ pub(crate) fn arrive(
     let Round { remote, batch, .. } = round;
     match datagram(packet)?.arrive(hca, slot, remote, batch) {
         // A wrong Q_Key was counted where it was found.
-        Err(Counter::DropQkey) => Ok(()),
-        result => result,
+        Ok(_) | Err(Counter::DropQkey) => Ok(()),
+        Err(dropped) => Err(dropped),
     }
 }
 
@@ -101,7 +149,7 @@ pub(crate) fn arrive_at_group(
         let Round { remote, batch, budget, .. } = round;
         budget.spend(datagram.total);
         match datagram.arrive(hca, member.slot, remote, batch) {
-            Ok(()) => {
+            Ok(_) => {
                 hca.stats.add(Counter::MulticastRcvPackets, 1);
             }
             Err(dropped) => count_drop(hca, dropped),
@@ -137,7 +185,7 @@ fn check_qp(hca: &Hca, slot: Slot, packet: &Packet<'_>) -> Result<(), Counter> {
     let responder = lock(&qp.responder);
     check_type(responder.config, &[QpType::Ud, QpType::Gsi])?;
     if responder.observed {
-        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+        observe::packet(hca, slot, false, &packet.headers, packet.payload);
     }
     check_receives(qp.state())
 }

@@ -14,6 +14,7 @@ mod check;
 mod congestion;
 pub(crate) mod datagram;
 pub(crate) mod inbox;
+pub(crate) mod mirror;
 pub(crate) mod outbox;
 mod path;
 pub(crate) mod requester;

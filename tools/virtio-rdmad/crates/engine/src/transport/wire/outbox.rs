@@ -47,11 +47,19 @@ impl Outbox {
         }
         packets.source = Address { gid: headers.ip.source_gid(), vlan: headers.ethernet.vlan_id() };
         packets.is_reserved |= len != 0 || !is_answer(headers.bth.opcode.operation());
+        let mut payload = Vec::new();
+        let fill = |place: &mut [u8]| {
+            let filled = fill(place);
+            if observed.is_some() {
+                payload.extend_from_slice(place);
+            }
+            filled
+        };
         match packets.train.push(headers, len, fill) {
             Ok(filled) => {
                 packets.count += u64::from(filled.is_ok());
                 if let Some(slot) = observed.filter(|_| filled.is_ok()) {
-                    observe::packet(hca, slot, true, headers, len);
+                    observe::packet(hca, slot, true, headers, &payload);
                 }
                 filled
             }

@@ -116,6 +116,12 @@ impl Path {
         Self { observed: is_observed.then_some(slot), ..self }
     }
 
+    /// Returns the path to a peer with this MAC address.
+    pub fn to_mac(mut self, mac: [u8; 6]) -> Self {
+        self.ethernet.destination = mac;
+        self
+    }
+
     /// Returns the headers of a packet.
     pub fn headers(&self, opcode: Opcode, psn: Psn, extended: ExtendedHeaders) -> Headers {
         Headers {

@@ -516,7 +516,7 @@ pub(crate) fn arrive(
     check_peer(&packet.headers, &requester.source, &requester.attr.ah_attr.grh.dgid)?;
     let observed = requester.observed;
     if observed {
-        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+        observe::packet(hca, slot, false, &packet.headers, packet.payload);
     }
     let window = requester.window.as_ref();
     if !window.is_some_and(|window| window.is_in_flight(packet.headers.bth.psn)) {

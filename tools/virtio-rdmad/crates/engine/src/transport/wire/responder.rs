@@ -62,7 +62,7 @@ pub(crate) fn arrive(
     let mut half = lock(&qp.responder);
     check_responder(&half, qp.state(), kind, &packet.headers)?;
     if half.observed {
-        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+        observe::packet(hca, slot, false, &packet.headers, packet.payload);
     }
     if half.inbound.as_ref().is_some_and(|inbound| inbound.is_full()) {
         return Err(Counter::DropAnswersFull);
@@ -102,6 +102,9 @@ pub(crate) fn offered(hca: &Arc<Hca>, slot: Slot, packet: &Packet<'_>) -> Result
     let mut half = lock(&qp.responder);
     let kind = check_kind(&half)?;
     check_responder(&half, qp.state(), kind, &packet.headers)?;
+    if half.observed {
+        observe::packet(hca, slot, false, &packet.headers, packet.payload);
+    }
     let Bth { psn, ack_request, .. } = packet.headers.bth;
     let expected = half.expected.psn;
     let inbound = half.inbound.get_or_insert_default();
@@ -250,7 +253,7 @@ fn follow_held(
 }
 
 /// Returns what a requester is told that is refused; `None`: nothing.
-fn syndrome(nak: Nak) -> Option<Syndrome> {
+pub(super) fn syndrome(nak: Nak) -> Option<Syndrome> {
     Some(match nak {
         Nak::NotReady(timer) => Syndrome::RnrNak(RnrTimer::new(timer & 31)?),
         Nak::Silence | Nak::Unreachable | Nak::Again => return None,

@@ -89,7 +89,7 @@ pub(crate) fn arrive(
     let mut half = lock(&qp.responder);
     check_responder(&half, qp.state(), QpType::Uc, &packet.headers)?;
     if half.observed {
-        observe::packet(hca, slot, false, &packet.headers, packet.payload.len());
+        observe::packet(hca, slot, false, &packet.headers, packet.payload);
     }
     let ResponderHalf { inbound, responder } = &mut *half;
     let inbound = inbound.get_or_insert_default();
