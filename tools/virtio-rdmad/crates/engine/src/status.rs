@@ -5,6 +5,8 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use roce::Psn;
+
 use crate::base::address::{Address, Gid};
 use crate::base::counters::Counter;
 use crate::base::host::Incident;
@@ -277,7 +279,7 @@ impl Sending {
             (requester.attr.retry_cnt, requester.attr.rnr_retry)
         };
         Self {
-            psns: psns.map(|psn| psn.get()),
+            psns: psns.map(Psn::get),
             retries_left,
             rnr_retries_left,
             partner: requester.partner,

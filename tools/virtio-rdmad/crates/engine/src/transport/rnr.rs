@@ -93,7 +93,7 @@ fn count_retry(hca: &Hca, slot: Slot, half: &mut RequesterHalf) -> bool {
     }
     hca.stats.add(Counter::RnrWaits, 1);
     if half.observed {
-        let left = Some(half.rnr_left).filter(|_| half.attr.rnr_retry != RETRY_INFINITE);
+        let left = (half.attr.rnr_retry != RETRY_INFINITE).then_some(half.rnr_left);
         observe::retried(hca, slot, half.sq_psn(), "no receive", left);
     }
     if let Some(peer) = &half.peer {

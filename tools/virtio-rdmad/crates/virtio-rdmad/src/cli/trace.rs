@@ -30,33 +30,31 @@ pub fn print(options: &TraceOptions) -> Result<(), Box<dyn std::error::Error>> {
 fn text(report: &SeenReport) -> String {
     let (seconds, nanos) = (report.time_nsec / 1_000_000_000, report.time_nsec % 1_000_000_000);
     let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
-    let mut line = format!("{hours:02}:{minutes:02}:{:02}.{nanos:09}", seconds % 60);
-    if let Some(guest) = &report.guest {
-        line += &format!(" {guest}");
-    }
-    for (name, number) in [("QP", report.qpn), ("PSN", report.psn)] {
-        if let Some(number) = number {
-            line += &format!(" {name} {number}");
-        }
-    }
-    line += &format!(": {}", report.event);
-    let plain = |text: &Option<String>| text.clone();
+    let time = format!("{hours:02}:{minutes:02}:{:02}.{nanos:09}", seconds % 60);
+    let subject = [
+        Some(time),
+        report.guest.clone(),
+        report.qpn.map(|qpn| format!("QP {qpn}")),
+        report.psn.map(|psn| format!("PSN {psn}")),
+    ];
     let details = [
-        plain(&report.opcode),
+        report.opcode.clone(),
         report.wr_id.as_ref().map(|wr_id| format!("wr_id {wr_id}")),
         report.offset.map(|offset| format!("offset {offset}")),
         report.length.map(|length| format!("{length} bytes")),
-        plain(&report.status),
-        plain(&report.reason),
+        report.status.clone(),
+        report.reason.clone(),
         report.retries_left.map(|left| format!("{left} retries left")),
         report.refused.as_ref().map(access),
         report.lost.map(|lost| format!("{lost} lines")),
     ];
-    for (at, detail) in details.into_iter().flatten().enumerate() {
-        line += if at == 0 { " " } else { ", " };
-        line += &detail;
-    }
-    line
+    let (subject, details) = (joined(subject, " "), joined(details, ", "));
+    format!("{subject}: {} {details}", report.event).trim_end().to_owned()
+}
+
+/// Returns the parts that are there, with a separator between them.
+fn joined<const N: usize>(parts: [Option<String>; N], separator: &str) -> String {
+    parts.into_iter().flatten().collect::<Vec<_>>().join(separator)
 }
 
 #[cfg(test)]

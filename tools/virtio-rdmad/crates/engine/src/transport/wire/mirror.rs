@@ -71,7 +71,7 @@ impl Chunk<'_> {
         let first = u32::try_from(done / mtu).ok()?;
         let shown = Shown { first, packets: packets(self.len, attr.path_mtu), count };
         let (hca, slot) = self.from;
-        let path = Path::new(hca, slot, attr, source)?.to_mac(self.to.0.identity.mac());
+        let path = Path::new(hca, slot, attr, source)?.with_mac(self.to.0.identity.mac());
         let service = service(self.kind);
         if !matches!(request.operation, Operation::Send | Operation::Write) {
             if *done == 0 {
@@ -174,7 +174,7 @@ impl Chunk<'_> {
         let (hca, slot) = self.to;
         let path = Path::new(hca, slot, &responder.attr, &responder.source);
         let (Some(path), Some(opcode)) = (path, opcode) else { return };
-        let path = path.to_mac(self.from.0.identity.mac());
+        let path = path.with_mac(self.from.0.identity.mac());
         self.emit(false, &path.headers(opcode, psn, extended), payload);
     }
 

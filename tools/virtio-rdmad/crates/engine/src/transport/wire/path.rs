@@ -117,7 +117,7 @@ impl Path {
     }
 
     /// Returns the path to a peer with this MAC address.
-    pub fn to_mac(mut self, mac: [u8; 6]) -> Self {
+    pub fn with_mac(mut self, mac: [u8; 6]) -> Self {
         self.ethernet.destination = mac;
         self
     }
