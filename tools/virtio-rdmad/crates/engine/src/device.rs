@@ -33,8 +33,8 @@ const DOORBELL_SIZE: u16 = 1024;
 
 /// The device of one guest: what a transport drives.
 ///
-/// All methods but [`Device::status`], [`Device::summary`], [`Device::set_policy`] and [`Device::set_observer`] are for the
-/// one thread that serves the guest.
+/// All methods but [`Device::status`], [`Device::summary`], [`Device::set_policy`] and [`Device::set_observer`] are for
+/// the one thread that serves the guest.
 pub struct Device {
     guest: Guest,
     scheduler: Mutex<Scheduler>,

@@ -2342,8 +2342,8 @@ fn one_message_is_followed() {
     }
 }
 
-/// Returns the frames in a file of pcapng, each with its direction (1: in, 2: out) and the length that it had, and how many
-/// are missing.
+/// Returns the frames in a file of pcapng, each with its direction (1: in, 2: out) and the length that it had, and how
+/// many are missing.
 fn frames_of(file: &Path) -> (Vec<(u32, u32, Vec<u8>)>, u64) {
     let bytes = std::fs::read(file).unwrap();
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());

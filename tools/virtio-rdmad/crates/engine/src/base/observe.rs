@@ -10,8 +10,8 @@ pub trait Observer: Send + Sync {
     /// and when a QP is made.
     fn wants(&self, qpn: u32) -> bool;
 
-    /// Returns whether it wants to see the frames of this QP, which it wants to know of: those of the wire, and those that
-    /// the messages of the local path would be. Called as [`Self::observe`].
+    /// Returns whether it wants to see the frames of this QP, which it wants to know of: those of the wire, and those
+    /// that the messages of the local path would be. Called as [`Self::observe`].
     fn wants_frames(&self, _qpn: u32) -> bool {
         false
     }

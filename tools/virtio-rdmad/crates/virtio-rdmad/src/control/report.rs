@@ -268,7 +268,8 @@ pub struct RefusedReport {
     pub address: String,
     /// How many bytes.
     pub length: u64,
-    /// Why: "unknown_key", "invalidated", "other_pd", "no_right", "qp_forbids", "other_qp", "out_of_range" or "no_memory".
+    /// Why: "unknown_key", "invalidated", "other_pd", "no_right", "qp_forbids", "other_qp", "out_of_range" or
+    /// "no_memory".
     pub reason: String,
 }
 

@@ -25,8 +25,8 @@ use crate::transport::network::Member;
 use crate::transport::observe;
 use crate::transport::round::Round;
 
-/// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost. `observed` is the place
-/// of its QP, if it is observed.
+/// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost. `observed` is the
+/// place of its QP, if it is observed.
 pub(crate) fn send(
     hca: &Hca,
     outbox: &mut Outbox,
@@ -58,8 +58,8 @@ pub(crate) struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Shows the packet that the datagram would be to the observer of a QP that sends or gets it, if there is one. `peer`
-    /// is the HCA that gets a datagram to a single address.
+    /// Shows the packet that the datagram would be to the observer of a QP that sends or gets it, if there is one.
+    /// `peer` is the HCA that gets a datagram to a single address.
     #[cold]
     pub fn show(&self, (hca, slot): (&Hca, Slot), leaves: bool, peer: Option<&Hca>) {
         let Self { datagram, source, to, psn, .. } = self;
