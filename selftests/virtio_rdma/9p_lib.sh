@@ -45,10 +45,12 @@ over_rdma() { grep -q " $PLACE/mnt 9p .*trans=rdma" /proc/mounts && has_connecti
 disconnect() { umount "$PLACE/mnt" && wait_for no_connections; }
 
 # lets_go: ends a mount whose connection is lost, and the programs that wait for it.
+# umount(8) asks the server about the mount first. If the connection ends
+# meanwhile, it waits for ever as well, until it is killed.
 lets_go()
 {
 	pkill -KILL -x fio
-	wait_for umount "$PLACE/mnt"
+	wait_for timeout --signal=KILL 5 umount "$PLACE/mnt"
 }
 
 # lets_go_of_failed COUNT: does the same when the device has failed after COUNT failures.
