@@ -3,9 +3,10 @@
 
 In a block, the lines "# both guests", "# guest 1" and "# guest 2" say where the lines behind them are typed. A block
 whose guest 2 mounts something at /media leaves a file system there, where files are written and read back past every
-cache of that guest. In the other blocks, what guest 1 runs last serves guest 2: guest 2 begins when guest 1 has one
-more listener, or when its lines are done and the kernel serves, and both must end with status 0. The lines of one guest
-alone must do that too. The programs of tools/test/programs are in the directory where the lines are typed.
+cache of that guest. Guest 2 begins when the lines of guest 1 are done and its kernel serves. Where what guest 1 runs last
+is a program that serves guest 2, guest 2 begins when guest 1 has one more listener or its program says that it listens,
+and both must end with status 0. The lines of one guest alone must do that too. The programs that the page names are in
+the directory where the lines are typed.
 """
 
 import dataclasses
@@ -29,14 +30,17 @@ GUID = "sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid"
 # zeros is not in the memory that user-mode Linux shares with a device.
 FS_ENV = {"UNIX_IO_NOZEROOUT": "1"}
 FS_DEFAULTS = r"sed -i 's/^\[defaults\]/&\n\tlazy_itable_init = 0\n\tdiscard = 0/' /etc/mke2fs.conf"
-# The next disk has the name of this one.
-AFTERWARDS = {"iSER": "iscsiadm -m node -u"}
+# What follows a section in guest 2 and in guest 1. The next disk has the name of iSER's, and SMC keeps its connections
+# until its module goes.
+AFTERWARDS = {"iSER": ("iscsiadm -m node -u", ":"), "SMC-R": ("modprobe -r smc",) * 2}
 # The environment of all lines: what root of user-mode Linux needs for mpirun and ssh.
 COMMON_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Prints who waits for connections.
 LISTENERS = "{ grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6; rdma resource show cm_id | grep 'state LISTEN'; } | wc -l"
-# Sections whose server serves until it is told to end.
-STAYS = ("Mooncake",)
+# Sections whose server is a program that serves until it is told to end.
+STAYS = ("Mooncake", "9P", "SMC-R")
+# Sections whose server says "listening". Kernel modules that they load listen before.
+SAYS = ("9P", "SMC-R", "RDS")
 
 
 @dataclasses.dataclass
@@ -49,29 +53,28 @@ class Example:
 
     def run(self, first, second):
         """Runs the block. Returns what the guests say if a line fails, or ""."""
-        if "/media" in self.of_second:
-            return self.run_disk(first, second)
         if not self.of_first or not self.of_second:
-            return run(first, self.of_first) or run(second, self.of_second)
-        return self.run_server(first, second)
+            failure = run(first, self.of_first) or run(second, self.of_second)
+        elif "/media" in self.of_second and self.title not in STAYS:
+            failure = run(first, self.of_first) or self.run_client(first, second)
+        else:
+            failure = self.run_server(first, second)
+        of_second, of_first = AFTERWARDS.get(self.title, (":", ":"))
+        return failure or run(second, of_second) or run(first, of_first)
 
-    def run_disk(self, first, second):
-        """Runs the target, and then the host that mounts a file system."""
-        failure = run(first, self.of_first)
+    def run_client(self, first, second):
+        """Runs what guest 2 does, and uses the file system if that mounts one."""
+        if "/media" not in self.of_second:
+            return run(second, self.of_second)
         env = FS_ENV | ({"GUID": first.run(GUID)[1].strip()} if self.title == "SRP" else {})
-        failure = failure or run(second, self.of_second, env) or run(second, FILES)
-        return failure or run(second, AFTERWARDS.get(self.title, ":"))
+        return run(second, self.of_second, env) or run(second, FILES)
 
     def run_server(self, first, second):
         """Runs the server, and when it listens, the client beside it."""
         before = first.run(LISTENERS)[1].strip()
         server = start(first, self.of_first)
-        waiter = first.start(f"until [ $({LISTENERS}) -gt {before} ]; do sleep 0.05; done")
-        deadline = time.monotonic() + HANG_SECONDS
-        while not waiter.done.wait(0.05) and server.status is None and time.monotonic() < deadline:
-            pass
-        waiter.kill(signal.SIGKILL)
-        failure = f"the server ends with status {server.status}\n" if server.status else run(second, self.of_second)
+        self.wait_until_it_listens(first, server, before)
+        failure = f"the server ends with status {server.status}\n" if server.status else self.run_client(first, second)
         if failure or self.title in STAYS:
             server.kill(signal.SIGTERM)
             server.wait(HANG_SECONDS)
@@ -80,6 +83,17 @@ class Example:
         elif server.wait(HANG_SECONDS):
             failure = f"the server ends with status {server.status}\n"
         return failure and failure + server.text
+
+    def wait_until_it_listens(self, first, server, before):
+        """Waits until the server listens or ends. Before it, there were so many listeners."""
+        if self.title in SAYS:
+            server.shows("listening", HANG_SECONDS)
+            return
+        waiter = first.start(f"until [ $({LISTENERS}) -gt {before} ]; do sleep 0.05; done")
+        deadline = time.monotonic() + HANG_SECONDS
+        while not waiter.done.wait(0.05) and server.status is None and time.monotonic() < deadline:
+            pass
+        waiter.kill(signal.SIGKILL)
 
 
 def blocks(page=PAGE):
