@@ -5,7 +5,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -59,8 +58,7 @@ class Phase:
         self.found = found
         self.seconds = SECONDS[options.quick][vmm]
         self.deadline = time.monotonic() + BUDGET[options.quick][vmm]
-        self.points = [point for point in plan.by_importance(plan.points(vmm, options.quick))
-                       if not options.only or re.search(options.only, f"{point.tool} {point.size} {point.qps}")]
+        self.points = plan.chosen(plan.by_importance(plan.points(vmm, options.quick)), options.only)
         self.paths = []
         self.limit: measure.Limit | None = None
         self.broken = {}

@@ -6,6 +6,7 @@ so that what disturbs the machine disturbs all of them.
 """
 
 import dataclasses
+import re
 
 PATHS = ("rings", "virtqueues", "rxe", "tcp", "udp", "limit")
 # Those of virtio-rdma.
@@ -198,3 +199,12 @@ def points(vmm, quick):
 def by_importance(every):
     """Returns points in the order in which they are measured: what the goals need comes first."""
     return sorted(every, key=lambda point: (not point.goal, not point.quick))
+
+
+def chosen(every, only):
+    """Returns the points whose "TOOL BYTES QPS" a regular expression matches, all points if it is empty. With a figure of
+    the device comes the load that it is of."""
+    found = [point for point in every if re.search(only, f"{point.tool} {point.size} {point.qps}")]
+    loads = {(point.tool.removesuffix(end), point.size, point.qps)
+             for point in found if point.kind == "device" for end in OF_DEVICE}
+    return [point for point in every if point in found or point.key in loads]

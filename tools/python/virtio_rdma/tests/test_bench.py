@@ -276,3 +276,10 @@ class TestReport:
             report.append_history(path, self.report.history())
         assert len(report.read_history(path)) == report.HISTORY
         assert report.last_run(path, self.report)["uml rings ib_read_lat 2 1"] == 0.5
+
+
+def test_only_takes_the_load_of_a_figure_of_the_device():
+    every = plan.points("uml", False)
+    assert plan.chosen(every, "") == every
+    found = plan.chosen(every, "^ib_write_rate_core 64 1$")
+    assert [point.key for point in found] == [("ib_write_rate", 64, 1), ("ib_write_rate_core", 64, 1)]
