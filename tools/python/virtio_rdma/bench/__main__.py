@@ -255,8 +255,7 @@ class Phase:
 
     def of_device(self, path, point):
         """Yields the points that come with another from the device: the ends of their names, and they."""
-        for end in plan.OF_DEVICE:
-            key = (point.tool + end, point.size, point.qps)
+        for end, key in point.keys_of_device.items():
             yield from ((end, other) for other in self.points if other.key == key and self.wanted(path, other))
 
     def record_device(self, path, point, number):

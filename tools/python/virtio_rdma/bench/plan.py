@@ -79,6 +79,11 @@ class Point:
         return (self.tool, self.size, self.qps)
 
     @property
+    def keys_of_device(self):
+        """The keys of the figures that the device gives of this load, by the ends of their names."""
+        return {end: (self.tool + end, self.size, self.qps) for end in OF_DEVICE}
+
+    @property
     def beside(self):
         """The key of the point that its samples are taken beside: its own, or that of the same load without loss."""
         return (self.program, self.size, self.qps) if self.loss else self.key
@@ -202,9 +207,7 @@ def by_importance(every):
 
 
 def chosen(every, only):
-    """Returns the points whose "TOOL BYTES QPS" a regular expression matches, all points if it is empty. With a figure of
-    the device comes the load that it is of."""
-    found = [point for point in every if re.search(only, f"{point.tool} {point.size} {point.qps}")]
-    loads = {(point.tool.removesuffix(end), point.size, point.qps)
-             for point in found if point.kind == "device" for end in OF_DEVICE}
-    return [point for point in every if point in found or point.key in loads]
+    """Returns the points whose "TOOL BYTES QPS" a regular expression matches, or all points if the expression is empty.
+    A load whose figures of the device match is among them."""
+    keys = {point.key for point in every if re.search(only, f"{point.tool} {point.size} {point.qps}")}
+    return [point for point in every if point.key in keys or not keys.isdisjoint(point.keys_of_device.values())]

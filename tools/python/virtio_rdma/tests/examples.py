@@ -3,10 +3,10 @@
 
 In a block, the lines "# both guests", "# guest 1" and "# guest 2" say where the lines behind them are typed. A block
 whose guest 2 mounts something at /media leaves a file system there, where files are written and read back past every
-cache of that guest. Guest 2 begins when the lines of guest 1 are done and its kernel serves. Where what guest 1 runs last
-is a program that serves guest 2, guest 2 begins when guest 1 has one more listener or its program says that it listens,
-and both must end with status 0. The lines of one guest alone must do that too. The programs that the page names are in
-the directory where the lines are typed.
+cache of that guest. Guest 2 begins when the lines of guest 1 are done and its kernel serves. Where what guest 1 runs
+last is a program that serves guest 2, guest 2 begins when guest 1 has one more listener or its program says that it
+listens, and both must end with status 0. The lines of one guest alone must do that too. The programs that the page
+names are in the directory where the lines are typed.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ GUID = "sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid"
 # zeros is not in the memory that user-mode Linux shares with a device.
 FS_ENV = {"UNIX_IO_NOZEROOUT": "1"}
 FS_DEFAULTS = r"sed -i 's/^\[defaults\]/&\n\tlazy_itable_init = 0\n\tdiscard = 0/' /etc/mke2fs.conf"
-# What follows a section in guest 2 and in guest 1. The next disk has the name of iSER's, and SMC keeps its connections
-# until its module goes.
+# Lines that are typed behind a section, in guest 2 and then in guest 1. The next disk has the name of iSER's, and SMC
+# keeps its connections until its module is unloaded.
 AFTERWARDS = {"iSER": ("iscsiadm -m node -u", ":"), "SMC-R": ("modprobe -r smc",) * 2}
 # The environment of all lines: what root of user-mode Linux needs for mpirun and ssh.
 COMMON_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -39,7 +39,8 @@ COMMON_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "
 LISTENERS = "{ grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6; rdma resource show cm_id | grep 'state LISTEN'; } | wc -l"
 # Sections whose server is a program that serves until it is told to end.
 STAYS = ("Mooncake", "9P", "SMC-R")
-# Sections whose server says "listening". Kernel modules that they load listen before.
+# Sections whose server says "listening". A new listener tells nothing there: the kernel modules that the lines load
+# listen before the server does.
 SAYS = ("9P", "SMC-R", "RDS")
 
 
@@ -85,7 +86,7 @@ class Example:
         return failure and failure + server.text
 
     def wait_until_it_listens(self, first, server, before):
-        """Waits until the server listens or ends. Before it, there were so many listeners."""
+        """Waits until the server listens or ends. Guest 1 had `before` listeners before the server began."""
         if self.title in SAYS:
             server.shows("listening", HANG_SECONDS)
             return
