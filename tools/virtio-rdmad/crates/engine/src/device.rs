@@ -16,7 +16,7 @@ use crate::base::observe::Observer;
 use crate::base::queues::{Layout, Queue};
 use crate::base::sync::lock;
 use crate::config::{config_space, features, DeviceConfig, DevicePolicy};
-use crate::image::{visit_all, Image, SavedQueue};
+use crate::image::{visit_all, Image, VirtqueueSetup};
 use crate::queue::virtqueue::Virtqueue;
 use crate::schedule::guest::Guest;
 use crate::schedule::scheduler::{Next, Scheduler};
@@ -65,8 +65,8 @@ impl Device {
     }
 
     /// Returns the image of the device, with which [`Self::load`] makes another one go on where this one is: it has the
-    /// same state as far as the guest and its peers can tell. No thread runs this device, or another one of its network,
-    /// meanwhile. A change of memory, a reset or a freeze that is under way comes to its end first.
+    /// same state as far as the guest and its peers can tell. No thread runs this device, or another one of its
+    /// network, meanwhile. A change of memory, a reset or a freeze that is under way comes to its end first.
     ///
     /// The device may go on afterwards, if the image is not used.
     pub fn save(&self) -> Vec<u8> {
@@ -87,7 +87,7 @@ impl Device {
         &self,
         image: &[u8],
         memory: &GuestMemory,
-        queues: impl IntoIterator<Item = SavedQueue>,
+        queues: impl IntoIterator<Item = VirtqueueSetup>,
     ) -> Result<(), LoadError> {
         let image: Image = open(image)?;
         self.settle();
@@ -365,9 +365,9 @@ impl Device {
     /// Changes what the guest may do, while the device runs. Any thread may call it.
     ///
     /// An address of the GID table that the guest may not use any more is nobody's from now on: peers do not find it,
-    /// and nothing is sent from it, as if the guest had removed it. The guest has it again, without adding it once more,
-    /// as soon as a later policy allows it, unless another guest has it then. An address that another guest has stays
-    /// that guest's, whatever this policy says.
+    /// and nothing is sent from it, as if the guest had removed it. The guest has it again, without adding it once
+    /// more, as soon as a later policy allows it, unless another guest has it then. An address that another guest has
+    /// stays that guest's, whatever this policy says.
     ///
     /// A quota below what the guest uses ends nothing; it counts for what the guest makes from now on. A rate counts at
     /// once, also for what waits, and classes of traffic count at once, also for connections that are there.

@@ -4,11 +4,11 @@
 //!
 //! Not in it is what the device finds again by itself, without that a guest or a peer notices:
 //!
-//! * the guest's memory, the places of its virtqueues and its interrupts, which the transport brings, and what of memory
-//!   regions and rings was found in that memory
+//! * the guest's memory, the places of its virtqueues and its interrupts, which the transport brings, and what of
+//!   memory regions and rings was found in that memory
 //! * the queues that have work: each queue is visited after loading
 //! * where a peer in the same network is, who waits for a receive, and how long a requester pauses that waits for one
-//!   ([`crate::qp::saved`], [`crate::queue::srq`])
+//!   ([`crate::qp::image`], [`crate::queue::srq`])
 //! * a control command that is under way: it begins once more ([`crate::control::queue`])
 //! * the rate of a flow, and its turn at the guest's limit ([`reliability::Flow`]); how long answers take
 //!   ([`reliability::Window`])
@@ -28,22 +28,24 @@ use crate::base::limits::Limits;
 use crate::base::queues::Queue;
 use crate::base::slot::Slot;
 use crate::base::sync::{lock, read, write};
-use crate::control::objects::{self, InUse};
+use crate::control::objects::{InUse, Objects, ObjectsImage};
 use crate::memory::page_list::pages_of;
-use crate::qp::saved::{self as qp, Loader};
+use crate::qp::image::{Loader, QpImage};
+use crate::queue::cq::CqImage;
 use crate::queue::event::Event;
-use crate::queue::inbox::SavedFrame;
-use crate::queue::srq::Srq;
+use crate::queue::inbox::FrameImage;
+use crate::queue::srq::{Srq, SrqImage};
 use crate::queue::users::User;
-use crate::queue::{cq, srq, virtqueue};
+use crate::queue::virtqueue::VirtqueueImage;
 use crate::schedule::guest::Guest;
 use crate::transport::hca::Hca;
 
 /// Events that may wait for each object: more than there are kinds.
 const MOST_EVENTS: usize = 32;
 
-/// What a transport knows of a virtqueue that the guest has set up: its index, where its ring is, and its interrupt.
-pub type SavedQueue = (u16, Layout, Arc<dyn Signal>);
+/// A virtqueue that the guest has set up, as the transport knows it: its index, the place of its ring, and its
+/// interrupt.
+pub type VirtqueueSetup = (u16, Layout, Arc<dyn Signal>);
 
 /// The state of a device.
 #[derive(Serialize, Deserialize)]
@@ -61,15 +63,15 @@ pub(crate) struct Image {
     counters: Vec<(String, u64)>,
     gids: Vec<(u16, Address)>,
     withdrawn_gids: Vec<(u16, Address)>,
-    virtqueues: Vec<(u16, virtqueue::Saved)>,
+    virtqueues: Vec<(u16, VirtqueueImage)>,
     events: Vec<Event>,
     completion_events: Vec<Vec<Event>>,
-    cqs: Vec<(u16, cq::Saved)>,
-    srqs: Vec<(Slot, srq::Saved)>,
-    qps: Vec<(Slot, qp::Saved)>,
-    objects: objects::Saved,
+    cqs: Vec<(u16, CqImage)>,
+    srqs: Vec<(Slot, SrqImage)>,
+    qps: Vec<(Slot, QpImage)>,
+    objects: ObjectsImage,
     timers: Vec<(u16, Moment)>,
-    inbox: Vec<SavedFrame>,
+    inbox: Vec<FrameImage>,
 }
 
 impl Image {
@@ -141,7 +143,7 @@ impl Image {
         self,
         guest: &Guest,
         memory: &GuestMemory,
-        queues: impl IntoIterator<Item = SavedQueue>,
+        queues: impl IntoIterator<Item = VirtqueueSetup>,
     ) -> Result<(), LoadError> {
         let hca = &guest.hca;
         hca.features.agree(self.agreed);
@@ -156,14 +158,14 @@ impl Image {
         let used = if hca.features.has_rings() { used } else { InUse::default() };
         let objects = &mut lock(&guest.control).objects;
         objects.load(self.objects, &mut write(&hca.keys), &hca.limits, used)?;
-        for (cq, saved) in self.cqs {
-            load_cq(hca, objects, memory, cq, saved)?;
+        for (cq, image) in self.cqs {
+            load_cq(hca, objects, memory, cq, image)?;
         }
-        for (slot, saved) in self.srqs {
-            load_srq(hca, objects, memory, slot, saved)?;
+        for (slot, image) in self.srqs {
+            load_srq(hca, objects, memory, slot, image)?;
         }
-        for (slot, saved) in self.qps {
-            load_qp(hca, objects, memory, slot, saved)?;
+        for (slot, image) in self.qps {
+            load_qp(hca, objects, memory, slot, image)?;
         }
         let now = hca.clock().now();
         for (job, time) in self.timers {
@@ -221,14 +223,14 @@ fn join_groups(hca: &Arc<Hca>) {
     }
 }
 
-fn save_virtqueues(guest: &Guest) -> Vec<(u16, virtqueue::Saved)> {
+fn save_virtqueues(guest: &Guest) -> Vec<(u16, VirtqueueImage)> {
     let layout = guest.layout();
     let save = |index| {
-        let saved = match layout.queue(index)? {
+        let image = match layout.queue(index)? {
             Queue::Control => lock(&guest.control).save_queue(),
             queue => guest.with_virtqueue(queue, |place| place.save())?,
         };
-        Some((index, saved?))
+        Some((index, image?))
     };
     (0..layout.count()).filter_map(save).collect()
 }
@@ -236,20 +238,20 @@ fn save_virtqueues(guest: &Guest) -> Vec<(u16, virtqueue::Saved)> {
 /// Puts the virtqueues in place that were saved. Others that the transport brings were not in use.
 fn load_virtqueues(
     guest: &Guest,
-    saved: &[(u16, virtqueue::Saved)],
+    images: &[(u16, VirtqueueImage)],
     memory: &GuestMemory,
-    queues: impl IntoIterator<Item = SavedQueue>,
+    queues: impl IntoIterator<Item = VirtqueueSetup>,
 ) -> Result<(), LoadError> {
     let queues = queues.into_iter().map(|(index, layout, signal)| (index, (layout, signal)));
     let mut queues: HashMap<_, _> = queues.collect();
-    for (index, saved) in saved {
+    for (index, image) in images {
         let index = *index;
         let (layout, signal) = queues.remove(&index).ok_or(LoadError::NoQueue { index })?;
-        let ring = SplitQueue::at(memory, layout, saved.position())
+        let ring = SplitQueue::at(memory, layout, image.position())
             .map_err(|error| LoadError::Queue { index, error })?;
         let place = guest.layout().queue(index);
         place
-            .and_then(|queue| guest.with_virtqueue(queue, |place| place.load(saved, ring, signal)))
+            .and_then(|queue| guest.with_virtqueue(queue, |place| place.load(image, ring, signal)))
             .ok_or_else(|| LoadError::of("virtqueue", index)("it does not exist"))?;
     }
     Ok(())
@@ -274,18 +276,18 @@ fn load_events(
 
 fn load_cq(
     hca: &Hca,
-    objects: &mut objects::Objects,
+    objects: &mut Objects,
     memory: &GuestMemory,
     cq: u16,
-    saved: cq::Saved,
+    image: CqImage,
 ) -> Result<(), LoadError> {
     let wrong = LoadError::of("CQ", cq);
     let (room, now) = (objects.room(&hca.limits), hca.clock().now());
-    if cq >= hca.cqs.len() || saved.is_ring() != hca.features.has_rings() {
+    if cq >= hca.cqs.len() || image.is_ring() != hca.features.has_rings() {
         return Err(wrong("it does not exist"));
     }
     let mut place = lock(hca.cqs.take(cq));
-    place.load(saved, memory, &hca.limits, room, now).map_err(wrong)?;
+    place.load(image, memory, &hca.limits, room, now).map_err(wrong)?;
     objects.cqs += u32::from(place.is_live());
     objects.extents += place.ring().map_or(0, |ring| ring.pages_len());
     Ok(())
@@ -293,17 +295,17 @@ fn load_cq(
 
 fn load_srq(
     hca: &Hca,
-    objects: &mut objects::Objects,
+    objects: &mut Objects,
     memory: &GuestMemory,
     slot: Slot,
-    saved: srq::Saved,
+    image: SrqImage,
 ) -> Result<(), LoadError> {
     let wrong = LoadError::of("SRQ", slot.number());
     if u16::from(slot) >= hca.srqs.len() || !hca.features.has_srqs() {
         return Err(wrong("it does not exist"));
     }
     let room = objects.room(&hca.limits);
-    let srq = saved.load(memory, &hca.limits, room, hca.qps.len()).map_err(&wrong)?;
+    let srq = image.load(memory, &hca.limits, room, hca.qps.len()).map_err(&wrong)?;
     objects.srqs += 1;
     objects.extents += pages_of(srq.region());
     objects.enter_pd(srq.config().pdn).map_err(&wrong)?;
@@ -319,10 +321,10 @@ fn load_srq(
 
 fn load_qp(
     hca: &Hca,
-    objects: &mut objects::Objects,
+    objects: &mut Objects,
     memory: &GuestMemory,
     slot: Slot,
-    saved: qp::Saved,
+    image: QpImage,
 ) -> Result<(), LoadError> {
     let wrong = LoadError::of("QP", slot.number());
     if u16::from(slot) >= hca.qps.len() {
@@ -337,7 +339,7 @@ fn load_qp(
         now: hca.clock().now(),
     };
     let qp = hca.qps.take(slot);
-    qp.load(saved, &with).map_err(&wrong)?;
+    qp.load(image, &with).map_err(&wrong)?;
     let requester = lock(&qp.requester);
     let responder = lock(&qp.responder);
     objects.extents += pages_of(&requester.region);

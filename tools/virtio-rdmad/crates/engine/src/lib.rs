@@ -85,7 +85,7 @@ pub use base::traffic_class::{AllowedValues, TrafficClasses};
 pub use config::{DeviceConfig, DevicePolicy};
 pub use device::Device;
 pub use fabric::{Fabric, FabricConfig};
-pub use image::SavedQueue;
+pub use image::VirtqueueSetup;
 pub use qp::state::QpState;
 pub use ring::Signal;
 pub use schedule::scheduler::Next;

@@ -12,8 +12,10 @@
 //! | 12..20 | bytes of the payload, little-endian |
 //! | 20..24 | CRC-32 of the bytes in front of it, then of the payload, little-endian |
 //!
-//! The payload is what `postcard` makes of the structures named `Saved`. Each of them is beside what it is the state
-//! of, and whoever changes one of them changes [`VERSION`]. The test `golden_images` fails until that is done.
+//! The payload is a `crate::image::Image` in the encoding of `postcard`, which depends on the types and the order of
+//! the fields, and not on names. The image of each object, such as `CqImage`, is a part of it and stands in the file of
+//! the object. A change of any of these structures needs another [`VERSION`]. The test `golden_images` fails without
+//! it.
 
 pub(crate) use reliability::{require, Moment, Wrong};
 use ring::RingError;

@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::image::{require, Wrong};
 
-/// The state of a table: what is saved of each object, by number, and the numbers that are given out next, last first.
+/// The image of a table: the image of each object, by number, and the numbers that are given out next, the last first.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved<S> {
+pub(crate) struct SlabImage<S> {
     slots: Vec<Option<S>>,
     free: Vec<u32>,
 }
 
-impl<S> Saved<S> {
-    /// Returns the table, of at most `limit` objects; `load` makes an object of what was saved of it.
+impl<S> SlabImage<S> {
+    /// Returns the table, of at most `limit` objects; `load` makes an object of its image.
     pub fn load<T>(
         self,
         limit: u32,
@@ -110,10 +110,10 @@ impl<T> Slab<T> {
         last
     }
 
-    /// Returns the state; `save` returns that of an object.
-    pub fn save<S>(&self, save: impl Fn(&T) -> Option<S>) -> Saved<S> {
+    /// Returns the image of the table; `save` returns the image of an object.
+    pub fn save<S>(&self, save: impl Fn(&T) -> Option<S>) -> SlabImage<S> {
         let slots = self.slots.iter().map(|slot| slot.as_ref().and_then(&save)).collect();
-        Saved { slots, free: self.free.clone() }
+        SlabImage { slots, free: self.free.clone() }
     }
 
     /// Returns how many objects there are.

@@ -46,7 +46,7 @@ impl<T: Default, K: From<u16> + Into<u16>> Table<T, K> {
 
 /// The state of numbers: the first one that was never given out, and those that were given back.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct SavedNumbers {
+pub(crate) struct NumbersImage {
     next: u16,
     freed: Vec<u16>,
 }
@@ -73,18 +73,18 @@ impl<K: From<u16> + Into<u16>> Numbers<K> {
         Self { first, next, end, freed: (first..next).collect(), kind: PhantomData }
     }
 
-    /// Returns the state.
-    pub fn save(&self) -> SavedNumbers {
-        SavedNumbers { next: self.next, freed: self.freed.iter().copied().collect() }
+    /// Returns the image.
+    pub fn save(&self) -> NumbersImage {
+        NumbersImage { next: self.next, freed: self.freed.iter().copied().collect() }
     }
 
-    /// Takes a state over, with which these numbers are `used`.
+    /// Loads an image, with which these numbers are `used`.
     pub fn load(
         &mut self,
-        saved: SavedNumbers,
+        image: NumbersImage,
         used: impl IntoIterator<Item = K>,
     ) -> Result<(), Wrong> {
-        let SavedNumbers { next, freed } = saved;
+        let NumbersImage { next, freed } = image;
         let first = self.first;
         require((first..=self.end).contains(&next), "the next number is out of range")?;
         let mut is_taken = vec![false; usize::from(next - first)];

@@ -14,10 +14,10 @@ use crate::base::budget::{cost, Budget};
 use crate::base::by_key::ByKey;
 use crate::base::image::{require, LoadError, Wrong};
 use crate::base::limits::Limits;
-use crate::base::slab::{self, Slab};
+use crate::base::slab::{Slab, SlabImage};
 use crate::base::slot::Slot;
 use crate::base::sync::read;
-use crate::base::table::{Numbers, SavedNumbers};
+use crate::base::table::{Numbers, NumbersImage};
 use crate::memory::fast_reg::FastReg;
 use crate::memory::key_table::KeyTable;
 use crate::memory::mr::{Attributes, Mr};
@@ -197,24 +197,24 @@ pub(crate) struct Objects {
 
 /// The state of an MR.
 #[derive(Serialize, Deserialize)]
-enum SavedMr {
+enum MrImage {
     /// One with memory, and whether that was found.
     Fixed(Attributes, bool),
     /// One for fast registration, and whether it has memory.
     FastReg(FastReg, bool),
 }
 
-/// The state of all objects. How many others use a domain is not in it: they are counted again.
+/// The image of all objects. The number of objects in a domain is not in it, because they are counted again.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
-    pds: slab::Saved<()>,
-    xrcds: slab::Saved<()>,
-    mrs: slab::Saved<SavedMr>,
-    mws: slab::Saved<(Window, bool)>,
+pub(crate) struct ObjectsImage {
+    pds: SlabImage<()>,
+    xrcds: SlabImage<()>,
+    mrs: SlabImage<MrImage>,
+    mws: SlabImage<(Window, bool)>,
     next_slot: u16,
-    ring_cqs: SavedNumbers,
-    ring_slots: SavedNumbers,
-    srq_slots: SavedNumbers,
+    ring_cqs: NumbersImage,
+    ring_slots: NumbersImage,
+    srq_slots: NumbersImage,
 }
 
 /// The numbers of the objects on rings.
@@ -229,17 +229,17 @@ pub(crate) struct InUse {
 }
 
 impl Objects {
-    /// Returns the state.
-    pub fn save(&self, keys: &KeyTable) -> Saved {
+    /// Returns the image of the objects.
+    pub fn save(&self, keys: &KeyTable) -> ObjectsImage {
         let mr = |mr: &MrEntry| match mr {
             MrEntry::Fixed { attributes, live } => {
-                Some(SavedMr::Fixed(attributes.clone(), live.is_some()))
+                Some(MrImage::Fixed(attributes.clone(), live.is_some()))
             }
             MrEntry::FastReg { key, .. } => {
-                keys.save_fast_reg(*key).map(|(region, found)| SavedMr::FastReg(region, found))
+                keys.save_fast_reg(*key).map(|(region, found)| MrImage::FastReg(region, found))
             }
         };
-        Saved {
+        ObjectsImage {
             pds: self.pds.0.save(|_| Some(())),
             xrcds: self.xrcds.0.save(|_| Some(())),
             mrs: self.mrs.save(mr),
@@ -251,19 +251,19 @@ impl Objects {
         }
     }
 
-    /// Takes over the state, in which there are objects with these numbers. The memory is there already, and what rings
-    /// take of the extents is counted.
+    /// Loads the image of the objects, of which those with the numbers `used` are on rings. The memory is there
+    /// already, and what rings take of the extents is counted.
     pub fn load(
         &mut self,
-        saved: Saved,
+        image: ObjectsImage,
         keys: &mut KeyTable,
         limits: &Limits,
         used: InUse,
     ) -> Result<(), LoadError> {
         let named = |object| move |(number, why)| LoadError::Object { object, number, why };
-        self.pds.0 = saved.pds.load(limits.max_pd, |()| Ok(0)).map_err(named("PD"))?;
-        self.xrcds.0 = saved.xrcds.load(limits.max_xrcd, |()| Ok(0)).map_err(named("XRCD"))?;
-        let mrs = saved.mrs.load(limits.max_mr, |mr| self.load_mr(mr, keys, limits));
+        self.pds.0 = image.pds.load(limits.max_pd, |()| Ok(0)).map_err(named("PD"))?;
+        self.xrcds.0 = image.xrcds.load(limits.max_xrcd, |()| Ok(0)).map_err(named("XRCD"))?;
+        let mrs = image.mrs.load(limits.max_mr, |mr| self.load_mr(mr, keys, limits));
         self.mrs = mrs.map_err(named("MR"))?;
         let window = |(window, has_memory): (Window, bool)| {
             require(!self.invalid_keys.contains(window.key >> 8), "another one has its key")?;
@@ -271,25 +271,25 @@ impl Objects {
             self.enter_pd(window.pdn)?;
             Ok(MwEntry { key: window.key, pdn: window.pdn })
         };
-        self.mws = saved.mws.load(limits.max_mw, window).map_err(named("MW"))?;
+        self.mws = image.mws.load(limits.max_mw, window).map_err(named("MW"))?;
         let slots = 1..=limits.max_qp;
-        let next_slot = Some(saved.next_slot).filter(|slot| slots.contains(slot));
+        let next_slot = Some(image.next_slot).filter(|slot| slots.contains(slot));
         self.next_slot = next_slot
-            .ok_or_else(|| LoadError::of("QP", saved.next_slot)("its place is out of range"))?;
+            .ok_or_else(|| LoadError::of("QP", image.next_slot)("its place is out of range"))?;
         let numbers = |object| move |why| LoadError::of(object, 0_u16)(why);
-        self.ring_cqs.load(saved.ring_cqs, used.cqs).map_err(numbers("CQ"))?;
-        self.ring_slots.load(saved.ring_slots, used.qps).map_err(numbers("QP"))?;
-        self.srq_slots.load(saved.srq_slots, used.srqs).map_err(numbers("SRQ"))
+        self.ring_cqs.load(image.ring_cqs, used.cqs).map_err(numbers("CQ"))?;
+        self.ring_slots.load(image.ring_slots, used.qps).map_err(numbers("QP"))?;
+        self.srq_slots.load(image.srq_slots, used.srqs).map_err(numbers("SRQ"))
     }
 
     fn load_mr(
         &mut self,
-        saved: SavedMr,
+        image: MrImage,
         keys: &mut KeyTable,
         limits: &Limits,
     ) -> Result<MrEntry, Wrong> {
-        let entry = match saved {
-            SavedMr::Fixed(attributes, is_live) => {
+        let entry = match image {
+            MrImage::Fixed(attributes, is_live) => {
                 let key = attributes.key;
                 attributes.check(limits.max_mr_size)?;
                 keys.check_new(key)?;
@@ -305,7 +305,7 @@ impl Objects {
                 self.enter_pd(attributes.pdn)?;
                 MrEntry::Fixed { attributes, live }
             }
-            SavedMr::FastReg(region, has_memory) => {
+            MrImage::FastReg(region, has_memory) => {
                 let FastReg { key, pdn, max_pages, .. } = region;
                 require(!self.invalid_keys.contains(key >> 8), "another one has its key")?;
                 require(max_pages <= self.room(limits), "it is beyond the limit of extents")?;

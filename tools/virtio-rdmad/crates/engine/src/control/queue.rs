@@ -17,7 +17,7 @@ use crate::base::slot::Slot;
 use crate::base::sync::read;
 use crate::base::visit::Visit;
 use crate::memory::management::release_windows;
-use crate::queue::virtqueue::{Saved, Virtqueue};
+use crate::queue::virtqueue::{Virtqueue, VirtqueueImage};
 use crate::transport::hca::Hca;
 use crate::transport::srq::abandon;
 
@@ -90,11 +90,11 @@ impl Control {
         }
     }
 
-    /// Returns the state of the queue, if there is one. A request that is under way is in the queue again: whatever was
+    /// Returns the image of the queue, if there is one. A request that is under way is in the queue again: whatever was
     /// prepared for it can be prepared once more, and nothing of it was carried out.
-    pub fn save_queue(&self) -> Option<Saved> {
-        let saved = self.queue.save()?;
-        Some(if self.request.is_some() { saved.with_last() } else { saved })
+    pub fn save_queue(&self) -> Option<VirtqueueImage> {
+        let image = self.queue.save()?;
+        Some(if self.request.is_some() { image.with_last() } else { image })
     }
 
     /// Goes on with the request that is under way, if there is one, until the budget is exhausted;

@@ -54,8 +54,8 @@ impl ReadReply {
         psn.is_before(self.end).then_some(index)
     }
 
-    /// Returns the part of the response that a request of this PSN asks for, which is of `count` packets of `mtu` bytes;
-    /// `None` if it is no part of it.
+    /// Returns the part of the response that a request of this PSN asks for, which is of `count` packets of `mtu`
+    /// bytes; `None` if it is no part of it.
     fn part(&self, psn: Psn, reth: &Reth, count: u32, mtu: u64) -> Option<Self> {
         let skip = u64::from(self.index(psn)?) * mtu;
         let total = u64::from(reth.dma_len);
@@ -77,15 +77,15 @@ pub(crate) struct Answered {
     atomics: VecDeque<(Psn, u64)>,
 }
 
-/// The state.
+/// The image of the requests that were answered.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct AnsweredImage {
     reads: Vec<ReadReply>,
     atomics: Vec<(Psn, u64)>,
 }
 
-impl Saved {
-    /// Returns what is remembered; `packets` says of how many packets a response with so many bytes is.
+impl AnsweredImage {
+    /// Returns the requests that were answered; `packets` returns how many packets a response of so many bytes has.
     pub fn load(self, packets: impl Fn(u64) -> u32) -> Result<Answered, Wrong> {
         let Self { reads, atomics } = self;
         let are_few = [reads.len(), atomics.len()].map(|len| u8::try_from(len).is_ok());
@@ -100,10 +100,13 @@ impl Saved {
 }
 
 impl Answered {
-    /// Returns the state.
-    pub fn save(&self) -> Saved {
+    /// Returns the image.
+    pub fn save(&self) -> AnsweredImage {
         let Self { reads, atomics } = self;
-        Saved { reads: reads.iter().copied().collect(), atomics: atomics.iter().copied().collect() }
+        AnsweredImage {
+            reads: reads.iter().copied().collect(),
+            atomics: atomics.iter().copied().collect(),
+        }
     }
 
     /// Remembers a READ, and as many as the peer may have under way.

@@ -9,7 +9,7 @@ use reliability::{Expected, Flow, Held, HoldQuota, Naks, MOST_OFFERS, MOST_UNDER
 use roce::{Psn, Syndrome};
 use serde::{Deserialize, Serialize};
 
-use super::answered::{self, Answered, ReadReply};
+use super::answered::{Answered, AnsweredImage, ReadReply};
 use crate::base::image::abi_bytes::Bytes;
 use crate::base::image::{require, Moment, Wrong};
 use crate::base::limits::MAX_MSG_SIZE;
@@ -133,21 +133,22 @@ pub(crate) struct Inbound {
     offers: Offers,
 }
 
-/// The state of what a responder remembers, with the PSN that it expects.
+/// The image of an [`Inbound`], with the PSN that the responder expects.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct InboundImage {
     expected: Expected,
     assembly: Option<Assembly>,
     replies: Vec<Waiting>,
-    answered: answered::Saved,
+    answered: AnsweredImage,
     is_nak_late: bool,
     sent_at: Option<Moment>,
     held: Vec<Bytes>,
     is_selective: bool,
 }
 
-impl Saved {
-    /// Returns what the responder expects and remembers; `packets` says of how many packets a response with so many bytes is.
+impl InboundImage {
+    /// Returns the expected PSN and the [`Inbound`]; `packets` returns how many packets a response of so many bytes
+    /// has.
     pub fn load(
         self,
         now: Instant,
@@ -185,9 +186,9 @@ impl Saved {
 }
 
 impl Inbound {
-    /// Returns the state of a responder that expects this.
-    pub fn save(&self, expected: Expected, now: Instant) -> Saved {
-        Saved {
+    /// Returns the image, for a responder that expects the PSN `expected`.
+    pub fn save(&self, expected: Expected, now: Instant) -> InboundImage {
+        InboundImage {
             expected,
             assembly: self.assembly,
             replies: self.replies.iter().copied().collect(),
@@ -199,7 +200,8 @@ impl Inbound {
         }
     }
 
-    /// Returns whether a response with this PSN may have been sent lately. `expected` is the PSN of the expected request.
+    /// Returns whether a response with this PSN may have been sent lately. `expected` is the PSN of the expected
+    /// request.
     pub fn may_have_sent(&self, expected: Psn, psn: Psn) -> bool {
         let next = match self.replies.front().map(|first| &first.reply) {
             Some(Reply::Read(read)) => read.next(),
@@ -214,8 +216,8 @@ impl Inbound {
         self.answered.forget_before(expected);
     }
 
-    /// Tells the peer, behind a NAK for the PSN `psn`, that this responder knows selective acknowledgements, and asks whether the peer does. A
-    /// peer that never says so is not asked for ever.
+    /// Tells the peer, behind a NAK for the PSN `psn`, that this responder knows selective acknowledgements, and asks
+    /// whether the peer does. A peer that never says so is not asked for ever.
     pub fn offer(&mut self, psn: Psn) {
         let Offers { last, left } = &mut self.offers;
         if self.is_selective || *left == 0 {
@@ -226,23 +228,23 @@ impl Inbound {
         self.reply(Reply::Offer { psn, asks: true });
     }
 
-    /// Tells a requester that asks that this responder knows selective acknowledgements. It waits behind nothing: what the
-    /// requester misses would come first, and the requester would ask for one gap after the other.
+    /// Tells a requester that asks that this responder knows selective acknowledgements. It waits behind nothing: what
+    /// the requester misses would come first, and the requester would ask for one gap after the other.
     pub fn answer_offer(&mut self, psn: Psn) {
         let reply = Reply::Offer { psn, asks: false };
         self.replies.push_front(Waiting { reply, is_repeated: false });
     }
 
-    /// Follows the offer of a requester, which names the PSN of this responder's offer. Returns whether it does: others can
-    /// guess it as little as the expected PSN.
+    /// Follows the offer of a requester, which names the PSN of this responder's offer. Returns whether it does: others
+    /// can guess it as little as the expected PSN.
     pub fn offered(&mut self, psn: Psn) -> bool {
         let is_it = self.offers.last.take_if(|offered| *offered == psn).is_some();
         self.is_selective |= is_it;
         is_it
     }
 
-    /// Returns whether a requester may repeat a request of this PSN, which is behind the `expected` one. Its answer, and
-    /// those to all READs behind it, may have been lost.
+    /// Returns whether a requester may repeat a request of this PSN, which is behind the `expected` one. Its answer,
+    /// and those to all READs behind it, may have been lost.
     pub fn may_repeat(&self, expected: Psn, psn: Psn) -> bool {
         let oldest = self.answered.oldest_read().unwrap_or(expected);
         psn.distance_from(oldest) >= -MOST_UNDER_WAY

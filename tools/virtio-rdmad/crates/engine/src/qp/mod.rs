@@ -6,7 +6,7 @@ pub(crate) mod admission;
 pub(crate) mod answered;
 pub(crate) mod config;
 pub(crate) mod halves;
+pub(crate) mod image;
 pub(crate) mod inbound;
 pub(crate) mod mtu;
-pub(crate) mod saved;
 pub(crate) mod state;

@@ -12,7 +12,7 @@ use memory::{GuestMemory, Pages};
 use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
-use super::cq_ring::{self, CqRing, Due, NotPlaced};
+use super::cq_ring::{CqRing, CqRingImage, Due, NotPlaced};
 use super::users::{Failing, Users};
 use super::virtqueue::Virtqueue;
 use crate::base::counters::{Counter, Stats};
@@ -89,10 +89,10 @@ pub(crate) struct Cq {
     pub users: Users,
 }
 
-/// The state of a CQ.
+/// The image of a CQ.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
-    ring: Option<cq_ring::Saved>,
+pub(crate) struct CqImage {
+    ring: Option<CqRingImage>,
     error: bool,
     armed: Armed,
     placed: bool,
@@ -100,36 +100,36 @@ pub(crate) struct Saved {
     failing: Failing,
 }
 
-impl Saved {
-    /// Returns whether it is the state of a CQ on a ring.
+impl CqImage {
+    /// Returns whether the CQ is on a ring.
     pub fn is_ring(&self) -> bool {
         self.ring.is_some()
     }
 }
 
 impl Cq {
-    /// Returns the state, if there is a CQ in this place.
-    pub fn save(&self, now: Instant) -> Option<Saved> {
+    /// Returns the image, if there is a CQ in this place.
+    pub fn save(&self, now: Instant) -> Option<CqImage> {
         let &Self { error, armed, placed, placed_solicited, .. } = self;
         let ring = match &self.queue {
             CqQueue::Virtqueue(_) => None,
             CqQueue::Ring(ring) => Some(ring.save(now)),
         };
         let failing = self.users.save();
-        self.live.then_some(Saved { ring, error, armed, placed, placed_solicited, failing })
+        self.live.then_some(CqImage { ring, error, armed, placed, placed_solicited, failing })
     }
 
-    /// Makes the CQ of a state in this place, whose ring has `room` pages at most. Those that use it are not in the
-    /// state.
+    /// Makes the CQ of an image in this place, whose ring has `room` pages at most. Those that use it are not in the
+    /// image.
     pub fn load(
         &mut self,
-        saved: Saved,
+        image: CqImage,
         memory: &GuestMemory,
         limits: &Limits,
         room: usize,
         now: Instant,
     ) -> Result<(), Wrong> {
-        let Saved { ring, error, armed, placed, placed_solicited, failing } = saved;
+        let CqImage { ring, error, armed, placed, placed_solicited, failing } = image;
         require(!self.live, "there are two of them")?;
         if let Some(ring) = ring {
             self.queue = CqQueue::Ring(Box::new(ring.load(memory, limits, room, now)?));

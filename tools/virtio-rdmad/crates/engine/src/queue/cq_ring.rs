@@ -96,9 +96,9 @@ pub(crate) struct CqRing {
     pub vector: u16,
 }
 
-/// The state of a ring.
+/// The image of the ring of a CQ.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct CqRingImage {
     ranges: Vec<Range>,
     has_pages: bool,
     cqe: u32,
@@ -111,7 +111,7 @@ pub(crate) struct Saved {
     vector: u16,
 }
 
-impl Saved {
+impl CqRingImage {
     /// Returns the ring, whose region has `room` pages at most.
     pub fn load(
         self,
@@ -151,13 +151,13 @@ impl Saved {
 }
 
 impl CqRing {
-    /// Returns the state.
-    pub fn save(&self, now: Instant) -> Saved {
+    /// Returns the image.
+    pub fn save(&self, now: Instant) -> CqRingImage {
         let moderation = |Moderation { count, period }: Moderation| {
             // MODIFY_CQ has 16 bits for each.
             (count as u16, period.as_micros() as u16)
         };
-        Saved {
+        CqRingImage {
             ranges: self.ranges.to_vec(),
             has_pages: self.pages.is_some(),
             cqe: self.depth(),

@@ -27,8 +27,8 @@ const LEFT: usize = 3;
 /// Bytes of all frames that wait: of both heaps, and of the headers of a train that was taken apart.
 const MOST_SAVED: usize = 4 * MOST_BYTES;
 
-/// A frame that was saved, and the bytes of the segments of a train.
-pub(crate) type SavedFrame = (Bytes, u16);
+/// The image of a frame: its bytes, and the bytes of a segment if it is a train.
+pub(crate) type FrameImage = (Bytes, u16);
 
 /// Where a frame is in a heap.
 struct Frame {
@@ -118,8 +118,8 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Adds a frame of a source; `false` if there is no room, or if the part of the source would not leave what it has to
-    /// leave to others. `segment` is as in [`roce::Segments`].
+    /// Adds a frame of a source; `false` if there is no room, or if the part of the source would not leave what it has
+    /// to leave to others. `segment` is as in [`roce::Segments`].
     pub fn push(&mut self, source: &Gid, frame: &[u8], segment: u16) -> bool {
         let of_part = &mut self.by_part[part_of(source)];
         let (all, own) = (self.arriving.bytes.len() + frame.len(), *of_part + frame.len());
@@ -148,7 +148,7 @@ impl Inbox {
     }
 
     /// Returns the frames that wait. A train that is being taken apart is one no more.
-    pub fn save(&mut self) -> Vec<SavedFrame> {
+    pub fn save(&mut self) -> Vec<FrameImage> {
         let mut heap = Heap::default();
         for packet in self.under_way.take_train().unwrap_or_default() {
             heap.append(&packet, 0);
@@ -162,7 +162,7 @@ impl Inbox {
     }
 
     /// Takes over frames that wait.
-    pub fn load(&mut self, frames: &[SavedFrame]) -> Result<(), Wrong> {
+    pub fn load(&mut self, frames: &[FrameImage]) -> Result<(), Wrong> {
         let bytes: usize = frames.iter().map(|(frame, _)| frame.0.len()).sum();
         require(bytes <= MOST_SAVED, "too many bytes wait")?;
         for (frame, segment) in frames {

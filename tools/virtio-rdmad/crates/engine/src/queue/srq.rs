@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::users::{Failing, Users};
 use super::waiters::Waiters;
-use super::wq_ring::{self, Backlog, Kind, MovingWq, Shape, Sizes, WqRing, WqRingError};
+use super::wq_ring::{Backlog, Kind, MovingWq, Shape, Sizes, WqRing, WqRingError, WqRingImage};
 use super::wqe::{receive_entry_len, Popped, ReceiveWqe};
 use crate::base::host::Clock;
 use crate::base::image::{require, Wrong};
@@ -109,13 +109,13 @@ pub(crate) struct SrqConfig {
     pub max_sge: usize,
 }
 
-/// The state of an SRQ. The QPs that wait for a work request are not in it: a requester that waits asks its peer once
+/// The image of an SRQ. The QPs that wait for a work request are not in it: a requester that waits asks its peer once
 /// more after loading, and so the QP of that peer waits again.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct SrqImage {
     config: SrqConfig,
     max_wr: u32,
-    ring: wq_ring::Saved,
+    ring: WqRingImage,
     region: Vec<Range>,
     limit: u32,
     in_error: bool,
@@ -125,7 +125,7 @@ pub(crate) struct Saved {
     returned: Vec<ReceiveWqe>,
 }
 
-impl Saved {
+impl SrqImage {
     /// Returns the SRQ, whose region has `room` pages at most, and which `qps` QPs may use.
     pub fn load(
         self,
@@ -161,9 +161,9 @@ impl Saved {
 }
 
 impl Srq {
-    /// Returns the state. Those that use the SRQ are not in it.
-    pub fn save(&self) -> Saved {
-        Saved {
+    /// Returns the image. Those that use the SRQ are not in it.
+    pub fn save(&self) -> SrqImage {
+        SrqImage {
             config: self.config,
             max_wr: self.max_wr,
             ring: self.ring.save(),
@@ -267,8 +267,8 @@ impl Srq {
         self.waiters.rouse(left)
     }
 
-    /// Notes that a QP that was roused cannot look yet: it is roused again. The owner is asked for doorbells, as where a
-    /// QP comes to stand in the line: another QP may take the last work request before this one is roused.
+    /// Notes that a QP that was roused cannot look yet: it is roused again. The owner is asked for doorbells, as where
+    /// a QP comes to stand in the line: another QP may take the last work request before this one is roused.
     pub fn put_back(&mut self, slot: Slot) {
         if self.waiters.put_back(slot) {
             self.asleep = true;

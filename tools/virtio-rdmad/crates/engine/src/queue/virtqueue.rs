@@ -18,17 +18,17 @@ pub(crate) struct Virtqueue {
     broken: bool,
 }
 
-/// The state of a virtqueue. Where its ring is, and its interrupt, are the transport's.
+/// The image of a virtqueue. The place of its ring, and its interrupt, are the transport's.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct VirtqueueImage {
     next_avail: u16,
     next_used: u16,
     signalled: u16,
     broken: bool,
 }
 
-impl Saved {
-    /// Returns the state in which the buffer that was taken last is in the queue again.
+impl VirtqueueImage {
+    /// Returns the image in which the buffer that was taken last is in the queue again.
     pub fn with_last(self) -> Self {
         Self { next_avail: self.next_avail.wrapping_sub(1), ..self }
     }
@@ -41,16 +41,16 @@ impl Saved {
 }
 
 impl Virtqueue {
-    /// Returns the state, if there is a ring.
-    pub fn save(&self) -> Option<Saved> {
+    /// Returns the image, if there is a ring.
+    pub fn save(&self) -> Option<VirtqueueImage> {
         let Position { next_avail, next_used, signalled } = self.ring.as_ref()?.position();
-        Some(Saved { next_avail, next_used, signalled, broken: self.broken })
+        Some(VirtqueueImage { next_avail, next_used, signalled, broken: self.broken })
     }
 
-    /// Puts a ring in place, which has the position of a state.
-    pub fn load(&mut self, saved: &Saved, ring: SplitQueue, signal: Arc<dyn Signal>) {
+    /// Puts a ring in place, at the position of the image.
+    pub fn load(&mut self, image: &VirtqueueImage, ring: SplitQueue, signal: Arc<dyn Signal>) {
         self.set(Some(ring), Some(signal));
-        self.broken = saved.broken;
+        self.broken = image.broken;
     }
 
     /// Puts a ring in place, or takes it away.

@@ -130,9 +130,9 @@ pub(crate) struct WqRing {
     broken: bool,
 }
 
-/// The state of a ring. The index up to which the owner has produced is read again.
+/// The image of the ring of a work queue. The index up to which the owner has produced is read again.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct WqRingImage {
     depth: u32,
     stride: u32,
     offset: u32,
@@ -141,7 +141,7 @@ pub(crate) struct Saved {
     has_pages: bool,
 }
 
-impl Saved {
+impl WqRingImage {
     /// Returns the ring with its shape, whose region has `len` bytes. `pages` finds the region.
     pub fn load(
         &self,
@@ -182,8 +182,8 @@ fn count(pages: &Pages, producer: usize, next: u32, depth: u32) -> u32 {
     producer.wrapping_sub(next).min(depth)
 }
 
-/// What is needed to count the entries that wait in a queue. The owner's index is read when the queue's lock is released,
-/// because an access to the guest's memory may take long.
+/// What is needed to count the entries that wait in a queue. The owner's index is read when the queue's lock is
+/// released, because an access to the guest's memory may take long.
 pub(crate) struct Backlog {
     pages: Option<Arc<Pages>>,
     /// Where the index is.
@@ -215,12 +215,12 @@ impl Backlog {
 }
 
 impl WqRing {
-    /// Returns the state.
-    pub fn save(&self) -> Saved {
+    /// Returns the image.
+    pub fn save(&self) -> WqRingImage {
         let Shape { depth, stride_log2, offset } = self.shape;
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
         let (next, broken, has_pages) = (self.next, self.broken, self.pages.is_some());
-        Saved { depth, stride: 1 << stride_log2, offset, next, broken, has_pages }
+        WqRingImage { depth, stride: 1 << stride_log2, offset, next, broken, has_pages }
     }
 
     /// Returns a ring of a QP in RESET.

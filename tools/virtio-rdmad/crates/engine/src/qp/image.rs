@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The state of a queue pair.
+//! The image of a queue pair.
 //!
-//! Three things are found again instead of being saved. A requester looks its peer up, by the address and the identity of
-//! its partner. A requester that waits for a receive asks for it once more when it is visited, and so its peer knows
-//! again whom to tell of one. A requester learns how long it pauses for a peer without receives.
+//! Three things are not in the image, because the device finds them again. A requester looks its peer up, by the
+//! address and the identity of its partner. A requester that waits for a receive asks for it once more when it is
+//! visited, and so its peer knows again whom to tell of one. A requester learns how long it pauses for a peer without
+//! receives.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::QpConfig;
 use super::halves::{Partner, Qp, Requester, RequesterHalf, ResponderHalf, Wait};
-use super::inbound;
+use super::inbound::InboundImage;
 use super::mtu::{mtu_bytes, packets};
 use super::state::QpState;
 use crate::base::address::{Address, Gid};
@@ -27,19 +28,19 @@ use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::memory::page_list::{check_region, find_pages, Range};
 use crate::queue::work_queue::WorkQueue;
-use crate::queue::wq_ring::{self, Kind, Sizes};
+use crate::queue::wq_ring::{Kind, Sizes, WqRingImage};
 use crate::queue::wqe::{receive_entry_len, send_entry_len, ReceiveWqe, SendWqe, WqConfig};
 
 /// Why the work request under way does not go on.
 #[derive(Serialize, Deserialize)]
-enum SavedWait {
+enum WaitImage {
     No,
     Pause { since: Moment, ask: Moment, until: Moment },
     Receive(Moment),
     Answer(Option<Moment>),
 }
 
-impl SavedWait {
+impl WaitImage {
     fn of(wait: Wait, now: Instant) -> Self {
         let moment = |time| Moment::of(time, now);
         match wait {
@@ -66,9 +67,9 @@ impl SavedWait {
 
 /// The half that sends.
 #[derive(Serialize, Deserialize)]
-struct SavedRequester {
+struct RequesterImage {
     config: QpConfig,
-    ring: Option<wq_ring::Saved>,
+    ring: Option<WqRingImage>,
     region: Vec<Range>,
     #[serde(with = "abi_bytes")]
     attr: virtio_rdma_qp_attr,
@@ -76,7 +77,7 @@ struct SavedRequester {
     /// The work request under way.
     wqe: Option<SendWqe>,
     done: u64,
-    wait: SavedWait,
+    wait: WaitImage,
     rnr_left: u8,
     asks_again: bool,
     retry_left: u8,
@@ -88,9 +89,9 @@ struct SavedRequester {
 /// The half that receives.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the half itself
-struct SavedResponder {
+struct ResponderImage {
     config: QpConfig,
-    ring: Option<wq_ring::Saved>,
+    ring: Option<WqRingImage>,
     #[serde(with = "abi_bytes")]
     attr: virtio_rdma_qp_attr,
     source: Address,
@@ -101,15 +102,15 @@ struct SavedResponder {
     last_wqe: bool,
     notify: bool,
     groups: Vec<Gid>,
-    inbound: Option<Box<inbound::Saved>>,
+    inbound: Option<Box<InboundImage>>,
 }
 
 /// The state of a QP. Its virtqueues, if it has some, are those of its place.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct QpImage {
     state: u8,
-    requester: SavedRequester,
-    responder: SavedResponder,
+    requester: RequesterImage,
+    responder: ResponderImage,
 }
 
 /// What a QP is loaded with.
@@ -129,19 +130,19 @@ pub(crate) struct Loader<'a> {
 }
 
 impl<D> Qp<D> {
-    /// Returns the state, if there is a QP in this place.
-    pub fn save(&self, now: Instant) -> Option<Saved> {
+    /// Returns the image, if there is a QP in this place.
+    pub fn save(&self, now: Instant) -> Option<QpImage> {
         let mut requester = lock(&self.requester);
         let requester = save_requester(&mut requester, now)?;
         let mut responder = lock(&self.responder);
         let responder = save_responder(&mut responder, now)?;
-        Some(Saved { state: self.state() as u8, requester, responder })
+        Some(QpImage { state: self.state() as u8, requester, responder })
     }
 
-    /// Makes the QP of a state in this place. What others keep of it does not follow: who uses which CQ, who is in
-    /// which group.
-    pub fn load(&self, saved: Saved, with: &Loader<'_>) -> Result<(), Wrong> {
-        let Saved { state, requester, responder } = saved;
+    /// Makes the QP of an image in this place. The caller enters the QP as a user of its CQs and its SRQ, and as a
+    /// member of its groups.
+    pub fn load(&self, image: QpImage, with: &Loader<'_>) -> Result<(), Wrong> {
+        let QpImage { state, requester, responder } = image;
         let state = QpState::from_abi(state).ok_or("it is in no state")?;
         let config = &requester.config;
         check_config(config, with.limits)?;
@@ -167,10 +168,10 @@ impl<D> Qp<D> {
     }
 }
 
-fn save_requester(requester: &mut Requester, now: Instant) -> Option<SavedRequester> {
+fn save_requester(requester: &mut Requester, now: Instant) -> Option<RequesterImage> {
     // A SEND that waits at its end, as it invalidates a key that is in use, is sent once more.
     let ends = requester.active && requester.done == requester.wqe.request.total;
-    Some(SavedRequester {
+    Some(RequesterImage {
         config: requester.config?,
         ring: requester.queue.ring().map(|ring| ring.save()),
         region: requester.region.to_vec(),
@@ -178,7 +179,7 @@ fn save_requester(requester: &mut Requester, now: Instant) -> Option<SavedReques
         source: requester.source,
         wqe: requester.active.then(|| requester.wqe.to_save()),
         done: if ends { 0 } else { requester.done },
-        wait: SavedWait::of(requester.wait, now),
+        wait: WaitImage::of(requester.wait, now),
         rnr_left: requester.rnr_left,
         asks_again: requester.asks_again,
         retry_left: requester.retry_left,
@@ -188,10 +189,10 @@ fn save_requester(requester: &mut Requester, now: Instant) -> Option<SavedReques
     })
 }
 
-fn save_responder<D>(half: &mut ResponderHalf<D>, now: Instant) -> Option<SavedResponder> {
+fn save_responder<D>(half: &mut ResponderHalf<D>, now: Instant) -> Option<ResponderImage> {
     let ResponderHalf { inbound, responder } = half;
     let expected = responder.expected;
-    Some(SavedResponder {
+    Some(ResponderImage {
         config: responder.config?,
         ring: responder.queue.ring().map(|ring| ring.save()),
         attr: virtio_rdma_qp_attr { rq_psn: expected.psn.get(), ..responder.attr },
@@ -217,8 +218,8 @@ fn check_config(config: &QpConfig, limits: &Limits) -> Result<(), Wrong> {
 
 /// Returns the rings, if the QP has some.
 fn load_rings(
-    requester: &SavedRequester,
-    responder: &SavedResponder,
+    requester: &RequesterImage,
+    responder: &ResponderImage,
     with: &Loader<'_>,
 ) -> Result<Option<(WorkQueue, WorkQueue)>, Wrong> {
     let (Some(send), Some(receive)) = (&requester.ring, &responder.ring) else {
@@ -240,64 +241,64 @@ fn load_rings(
 
 fn load_requester<D>(
     to: &mut RequesterHalf<D>,
-    saved: SavedRequester,
+    image: RequesterImage,
     with: &Loader<'_>,
 ) -> Result<(), Wrong> {
-    let mtu = saved.attr.path_mtu;
-    let is_uc = saved.config.wq.kind == QpType::Uc;
-    if let Some(wqe) = &saved.wqe {
+    let mtu = image.attr.path_mtu;
+    let is_uc = image.config.wq.kind == QpType::Uc;
+    if let Some(wqe) = &image.wqe {
         wqe.check()?;
         let total = wqe.request.total;
-        require(saved.done == 0 || saved.done < total, "more is sent than there is")?;
+        require(image.done == 0 || image.done < total, "more is sent than there is")?;
         // On an unreliable connection a part of a message may have left, in whole packets.
-        require(!is_uc || saved.done % mtu_bytes(mtu) == 0, "a part of a packet is sent")?;
+        require(!is_uc || image.done % mtu_bytes(mtu) == 0, "a part of a packet is sent")?;
     }
     let count = |wqe: &SendWqe| {
         wqe.check()?;
         require(!wqe.request.operation.is_local(), "a local operation is in no packet")?;
         Ok(packets(wqe.request.total, mtu))
     };
-    require(saved.window.is_none() || saved.config.wq.kind.is_reliable(), "it has a window")?;
-    let window = saved.window.map(|window| window.load(with.now, count)).transpose()?;
-    to.region = saved.region.into();
-    to.config = Some(saved.config);
-    to.attr = saved.attr;
-    to.source = saved.source;
-    to.active = saved.wqe.is_some();
-    to.wqe = saved.wqe.unwrap_or_else(SendWqe::empty);
-    to.done = saved.done;
-    to.wait = saved.wait.load(with.now);
-    to.rnr_left = saved.rnr_left;
-    to.asks_again = saved.asks_again;
+    require(image.window.is_none() || image.config.wq.kind.is_reliable(), "it has a window")?;
+    let window = image.window.map(|window| window.load(with.now, count)).transpose()?;
+    to.region = image.region.into();
+    to.config = Some(image.config);
+    to.attr = image.attr;
+    to.source = image.source;
+    to.active = image.wqe.is_some();
+    to.wqe = image.wqe.unwrap_or_else(SendWqe::empty);
+    to.done = image.done;
+    to.wait = image.wait.load(with.now);
+    to.rnr_left = image.rnr_left;
+    to.asks_again = image.asks_again;
     to.pace = Pace::default();
-    to.retry_left = saved.retry_left;
+    to.retry_left = image.retry_left;
     to.peer = None;
-    to.partner = saved.partner;
-    to.notify_drained = saved.notify_drained;
+    to.partner = image.partner;
+    to.notify_drained = image.notify_drained;
     to.window = window.map(Box::new);
     Ok(())
 }
 
 fn load_responder<D>(
     to: &mut ResponderHalf<D>,
-    saved: SavedResponder,
+    image: ResponderImage,
     with: &Loader<'_>,
 ) -> Result<(), Wrong> {
-    let mtu = saved.attr.path_mtu;
+    let mtu = image.attr.path_mtu;
     let count = |total| packets(total, mtu);
-    let inbound = saved.inbound.map(|inbound| inbound.load(with.now, with.quota, count));
+    let inbound = image.inbound.map(|inbound| inbound.load(with.now, with.quota, count));
     let (expected, inbound) = inbound.transpose()?.unzip();
     to.inbound = inbound.map(Box::new);
-    to.attr = saved.attr;
-    to.expected = expected.unwrap_or_else(|| Expected::new(Psn::new(saved.attr.rq_psn)));
-    to.source = saved.source;
-    to.partner = saved.partner;
-    to.has_receive = saved.receive.is_some();
-    to.receive = saved.receive.unwrap_or_else(ReceiveWqe::empty);
+    to.attr = image.attr;
+    to.expected = expected.unwrap_or_else(|| Expected::new(Psn::new(image.attr.rq_psn)));
+    to.source = image.source;
+    to.partner = image.partner;
+    to.has_receive = image.receive.is_some();
+    to.receive = image.receive.unwrap_or_else(ReceiveWqe::empty);
     to.waiter = None;
-    to.established = saved.established;
-    to.last_wqe = saved.last_wqe;
-    to.notify = saved.notify;
-    to.groups = saved.groups;
+    to.established = image.established;
+    to.last_wqe = image.last_wqe;
+    to.notify = image.notify;
+    to.groups = image.groups;
     Ok(())
 }
