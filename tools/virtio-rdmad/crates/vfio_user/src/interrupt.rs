@@ -16,7 +16,7 @@ const ISR_CONFIG: u8 = 1 << 1;
 
 /// Which interrupts have an eventfd.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Saved {
+pub(crate) struct SavedInterrupts {
     msix: Vec<bool>,
     intx: bool,
     intx_masked: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Interrupts {
     isr: AtomicU8,
 }
 
-impl Saved {
+impl SavedInterrupts {
     /// Returns how many eventfds there are.
     pub(crate) fn descriptors(&self) -> usize {
         self.msix.iter().filter(|is_there| **is_there).count() + usize::from(self.intx)
@@ -91,10 +91,10 @@ impl Interrupts {
     }
 
     /// Returns which interrupts have eventfds, and adds these to `descriptors`: those of MSI-X first.
-    pub(crate) fn save(&self, descriptors: &mut Vec<Arc<OwnedFd>>) -> Saved {
+    pub(crate) fn save(&self, descriptors: &mut Vec<Arc<OwnedFd>>) -> SavedInterrupts {
         let eventfds = self.read();
         descriptors.extend(eventfds.msix.iter().flatten().chain(&eventfds.intx).cloned());
-        Saved {
+        SavedInterrupts {
             msix: eventfds.msix.iter().map(Option::is_some).collect(),
             intx: eventfds.intx.is_some(),
             intx_masked: eventfds.intx_masked,
@@ -103,7 +103,11 @@ impl Interrupts {
     }
 
     /// Takes the eventfds that [`Self::save`] has named, in the same order.
-    pub(crate) fn load(&self, saved: &Saved, descriptors: &mut impl Iterator<Item = Arc<OwnedFd>>) {
+    pub(crate) fn load(
+        &self,
+        saved: &SavedInterrupts,
+        descriptors: &mut impl Iterator<Item = Arc<OwnedFd>>,
+    ) {
         let mut take = |is_there: &bool| is_there.then(|| descriptors.next()).flatten();
         let mut eventfds = self.write();
         eventfds.msix = saved.msix.iter().map(&mut take).collect();

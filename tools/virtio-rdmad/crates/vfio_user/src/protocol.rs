@@ -10,14 +10,14 @@ use memory::{GuestMemory, MapError, Region, Share, ShareError};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
-    State,
+    Backend, Change, ConnectionState, Error, Faults, Limits, Message, Protocol, QueueSetup,
+    ResumeError, Server,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::interrupt::{self, Interrupts};
+use crate::interrupt::{Interrupts, SavedInterrupts};
 use crate::pci::{self, ConfigSpace};
-use crate::registers::{self, Action, Registers};
+use crate::registers::{Action, Registers, SavedRegisters};
 use crate::wire::{self, command, header_flags, irq, region, set_irqs, Header};
 use crate::{Fault, MAX_QUEUES};
 
@@ -68,7 +68,7 @@ pub fn resume(
     socket: UnixStream,
     id: u16,
     share: Share,
-    state: State,
+    state: ConnectionState,
 ) -> Result<Server<VfioUser>, ResumeError> {
     Ok(Server::new(socket, VfioUser::load(id, share, state)?, LIMITS))
 }
@@ -114,19 +114,20 @@ impl SavedRange {
     }
 }
 
-/// What a client has said, in the order of the descriptors: those of the ranges come first.
+/// The state of a connection: what the client has said, in the order of the descriptors. Those of the ranges come
+/// first.
 #[derive(Debug, Deserialize, Serialize)]
-struct Saved {
+struct SavedClient {
     negotiated: bool,
     started: bool,
     /// The bytes of PCI configuration space.
     config: Vec<u8>,
     /// The length of the device-specific configuration space.
     config_len: u32,
-    registers: registers::Saved,
+    registers: SavedRegisters,
     ranges: Vec<SavedRange>,
     unshared: Vec<(u64, u64)>,
-    interrupts: interrupt::Saved,
+    interrupts: SavedInterrupts,
 }
 
 /// What the client of one connection has said so far, and what it is shown.
@@ -240,9 +241,9 @@ impl Protocol for VfioUser {
         std::mem::take(&mut self.change)
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> ConnectionState {
         let mut descriptors: Vec<_> = self.mapped.iter().map(|range| range.file.clone()).collect();
-        let saved = Saved {
+        let saved = SavedClient {
             negotiated: self.negotiated,
             started: self.started,
             config: self.config.bytes().to_vec(),
@@ -253,13 +254,13 @@ impl Protocol for VfioUser {
             interrupts: self.interrupts.save(&mut descriptors),
         };
         // Nothing of this can fail to be encoded into memory.
-        State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
+        ConnectionState { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
     }
 }
 
-impl Saved {
-    /// Reads this from a state.
-    fn of(state: &State) -> Result<Self, ResumeError> {
+impl SavedClient {
+    /// Decodes the state of a connection.
+    fn of(state: &ConnectionState) -> Result<Self, ResumeError> {
         postcard::from_bytes(&state.bytes).map_err(ResumeError::Encoding)
     }
 }
@@ -296,9 +297,9 @@ impl VfioUser {
     }
 
     /// Makes this of what the client has said to another process.
-    fn load(id: u16, share: Share, state: State) -> Result<Self, ResumeError> {
-        let saved = Saved::of(&state)?;
-        let State { descriptors, .. } = state;
+    fn load(id: u16, share: Share, state: ConnectionState) -> Result<Self, ResumeError> {
+        let saved = SavedClient::of(&state)?;
+        let ConnectionState { descriptors, .. } = state;
         let refused = |what, value| Err(ResumeError::Value { what, value });
         let (named, there) =
             (saved.ranges.len() + saved.interrupts.descriptors(), descriptors.len());

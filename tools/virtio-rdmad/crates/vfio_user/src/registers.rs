@@ -74,7 +74,7 @@ pub enum Action {
 
 /// The values of the registers.
 #[derive(Debug, Deserialize, Serialize)]
-pub struct Saved {
+pub struct SavedRegisters {
     offered: u64,
     accepted: u64,
     device_select: u32,
@@ -192,8 +192,8 @@ impl Registers {
     }
 
     /// Returns the values of the registers.
-    pub fn save(&self) -> Saved {
-        Saved {
+    pub fn save(&self) -> SavedRegisters {
+        SavedRegisters {
             offered: self.offered,
             accepted: self.accepted,
             device_select: self.device_select,
@@ -207,7 +207,7 @@ impl Registers {
 
     /// Makes registers of these values. The driver may have agreed to more than is offered by now: [`Self::missing`] says
     /// whether that matters.
-    pub fn load(saved: &Saved, interrupts: &Arc<Interrupts>) -> Result<Self, ResumeError> {
+    pub fn load(saved: &SavedRegisters, interrupts: &Arc<Interrupts>) -> Result<Self, ResumeError> {
         let refused = |what, value| Err(ResumeError::Value { what, value });
         if saved.queues.len() > crate::MAX_QUEUES.into() {
             return refused("number of queues", saved.queues.len() as u64);

@@ -13,7 +13,7 @@ use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vfio_user::{Fault, ProtocolError, VfioUser};
 use virtio_transport::{
-    Backend, Change, Error, Journal, Protocol, QueueSetup, ResumeError, Server, State,
+    Backend, Change, ConnectionState, Error, Journal, Protocol, QueueSetup, ResumeError, Server,
 };
 
 const QUEUES: u16 = 4;
@@ -182,7 +182,7 @@ impl Client {
     }
 
     /// Goes on in another process, with what the client has said.
-    fn succeed(&mut self, state: State) -> Result<(), ResumeError> {
+    fn succeed(&mut self, state: ConnectionState) -> Result<(), ResumeError> {
         let socket = self.server.as_fd().try_clone_to_owned().unwrap();
         self.server = vfio_user::resume(socket.into(), 42, Share::default(), state)?;
         self.device = Device::default();
@@ -707,10 +707,10 @@ fn a_state_that_was_altered_does_no_harm() {
         client.set_irqs([0x24, 2, vector as u32, 1], &[fd.as_fd()]).unwrap();
     }
     client.drive();
-    let State { bytes, descriptors } = client.server.protocol().state();
+    let ConnectionState { bytes, descriptors } = client.server.protocol().state();
     let mut try_with = |bytes: Vec<u8>, count: usize| {
         let descriptors = descriptors[..count].to_vec();
-        client.succeed(State { bytes, descriptors })?;
+        client.succeed(ConnectionState { bytes, descriptors })?;
         client.server.queues();
         client.server.fail(&mut client.device)
     };
@@ -735,7 +735,7 @@ fn a_state_that_was_altered_does_no_harm() {
 struct Counting(std::sync::Arc<std::sync::Mutex<Vec<Change>>>);
 
 impl Journal for Counting {
-    fn keep(&mut self, _state: &State, change: Change) {
+    fn keep(&mut self, _state: &ConnectionState, change: Change) {
         self.0.lock().unwrap().push(change);
     }
 }

@@ -9,12 +9,12 @@ use memory::{GuestMemory, MapError, Region, Share};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
-    State,
+    Backend, Change, ConnectionState, Error, Faults, Limits, Message, Protocol, QueueSetup,
+    ResumeError, Server,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::vring::{self, Vring};
+use crate::vring::{SavedVring, Vring};
 use crate::wire::{
     flags, request, ConfigHead, Header, MemRegion, MemTable, SingleRegion, VringAddr, VringState,
     F_PROTOCOL_FEATURES, F_VERSION_1, MAX_FDS, MAX_PAYLOAD, MEM_SLOTS, PROTOCOL_FEATURES,
@@ -74,32 +74,32 @@ pub fn serve(socket: UnixStream, backend: &dyn Backend) -> Server<VhostUser> {
 pub fn resume(
     socket: UnixStream,
     share: Share,
-    state: State,
+    state: ConnectionState,
 ) -> Result<Server<VhostUser>, ResumeError> {
     Ok(Server::new(socket, VhostUser::load(share, state)?, LIMITS))
 }
 
-/// What a front end has said, in the order of the descriptors: those of the regions come first, that of the back end's
-/// requests last.
+/// The state of a connection: what the front end has said, in the order of the descriptors. Those of the regions come
+/// first, that of the back end's requests last.
 #[derive(Debug, Deserialize, Serialize)]
-struct Saved {
+struct SavedFrontEnd {
     features: u64,
     protocol_features: u64,
     status: u64,
     regions: Vec<MemRegion>,
-    vrings: Vec<vring::Saved>,
+    vrings: Vec<SavedVring>,
     has_backend_requests: bool,
 }
 
-impl Saved {
-    /// Reads this from a state.
-    fn of(state: &State) -> Result<Self, ResumeError> {
+impl SavedFrontEnd {
+    /// Decodes the state of a connection.
+    fn of(state: &ConnectionState) -> Result<Self, ResumeError> {
         postcard::from_bytes(&state.bytes).map_err(ResumeError::Encoding)
     }
 
     /// Returns how many descriptors there are.
     fn descriptors(&self) -> usize {
-        let of_vrings: usize = self.vrings.iter().map(vring::Saved::descriptors).sum();
+        let of_vrings: usize = self.vrings.iter().map(SavedVring::descriptors).sum();
         self.regions.len() + of_vrings + usize::from(self.has_backend_requests)
     }
 }
@@ -223,11 +223,11 @@ impl Protocol for VhostUser {
         std::mem::take(&mut self.change)
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> ConnectionState {
         let mut descriptors: Vec<_> = self.regions.iter().map(|(_, file)| file.clone()).collect();
         let vrings = self.vrings.iter().map(|vring| vring.save(&mut descriptors)).collect();
         descriptors.extend(self.backend_requests.clone());
-        let saved = Saved {
+        let saved = SavedFrontEnd {
             features: self.features,
             protocol_features: self.protocol_features,
             status: self.status,
@@ -236,7 +236,7 @@ impl Protocol for VhostUser {
             has_backend_requests: self.backend_requests.is_some(),
         };
         // Nothing of this can fail to be encoded into memory.
-        State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
+        ConnectionState { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
     }
 }
 
@@ -261,9 +261,9 @@ impl VhostUser {
     }
 
     /// Makes this of what the front end has said to another process.
-    fn load(share: Share, state: State) -> Result<Self, ResumeError> {
-        let saved = Saved::of(&state)?;
-        let State { descriptors, .. } = state;
+    fn load(share: Share, state: ConnectionState) -> Result<Self, ResumeError> {
+        let saved = SavedFrontEnd::of(&state)?;
+        let ConnectionState { descriptors, .. } = state;
         let (named, there) = (saved.descriptors(), descriptors.len());
         if named != there {
             return Err(ResumeError::Descriptors { named, there });

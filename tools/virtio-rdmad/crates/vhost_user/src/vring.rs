@@ -39,7 +39,7 @@ enum Phase {
 
 /// What the front end has said of one queue, without its descriptors.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Saved {
+pub(crate) struct SavedVring {
     size: u16,
     base: u16,
     addr: Option<VringAddr>,
@@ -50,7 +50,7 @@ pub(crate) struct Saved {
     call: bool,
 }
 
-impl Saved {
+impl SavedVring {
     /// Returns how many descriptors belong to the queue.
     pub(crate) fn descriptors(&self) -> usize {
         usize::from(self.kick) + usize::from(self.call)
@@ -64,10 +64,10 @@ impl Saved {
 
 impl Vring {
     /// Returns what the front end has said, and adds the descriptors, that of the kick first.
-    pub(crate) fn save(&self, descriptors: &mut Vec<Arc<OwnedFd>>) -> Saved {
+    pub(crate) fn save(&self, descriptors: &mut Vec<Arc<OwnedFd>>) -> SavedVring {
         let call = self.call.descriptor();
         descriptors.extend(self.kick.iter().chain(&call).cloned());
-        Saved {
+        SavedVring {
             size: self.size,
             base: self.base,
             addr: self.addr,
@@ -80,10 +80,10 @@ impl Vring {
 
     /// Makes a queue that has not started of what the front end has said, with the descriptors in the same order.
     pub(crate) fn load(
-        saved: &Saved,
+        saved: &SavedVring,
         descriptors: &mut impl Iterator<Item = Arc<OwnedFd>>,
     ) -> Self {
-        let &Saved { size, base, addr, enabled, .. } = saved;
+        let &SavedVring { size, base, addr, enabled, .. } = saved;
         let mut take = |is_there: bool| is_there.then(|| descriptors.next()).flatten();
         let kick = take(saved.kick);
         let call = Arc::new(Call::of(take(saved.call)));

@@ -9,7 +9,9 @@ use memory::{GuestMemory, Share};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost_user::{BadFlags, Fault, Unanswerable, VhostUser};
-use virtio_transport::{Backend, Error, Protocol, QueueSetup, ResumeError, Server, State};
+use virtio_transport::{
+    Backend, ConnectionState, Error, Protocol, QueueSetup, ResumeError, Server,
+};
 
 const GUEST: u64 = 0x10_0000;
 const SIZE: u64 = 0x4_0000;
@@ -133,7 +135,7 @@ impl FrontEnd {
     }
 
     /// Goes on in another process, with what the front end has said.
-    fn succeed(&mut self, state: State) -> Result<(), ResumeError> {
+    fn succeed(&mut self, state: ConnectionState) -> Result<(), ResumeError> {
         let socket = self.server.as_fd().try_clone_to_owned().unwrap();
         self.server = vhost_user::resume(socket.into(), Share::default(), state)?;
         self.device = Device::default();
@@ -830,10 +832,10 @@ fn a_state_that_was_altered_does_no_harm() {
     let mut front = FrontEnd::negotiated();
     front.set_up(1, &event(), &event());
     assert_eq!(front.ack(18, &state(1, 1), &[]), 0);
-    let State { bytes, descriptors } = front.server.protocol().state();
+    let ConnectionState { bytes, descriptors } = front.server.protocol().state();
     let mut try_with = |bytes: Vec<u8>, count: usize| {
         let descriptors = descriptors[..count].to_vec();
-        front.succeed(State { bytes, descriptors })?;
+        front.succeed(ConnectionState { bytes, descriptors })?;
         front.server.queues();
         front.server.fail(&mut front.device)
     };

@@ -28,7 +28,7 @@ use blame::Word;
 use engine::Wake;
 use network::Intake;
 use rustix::io::Errno;
-use virtio_transport::State as Saved;
+use virtio_transport::ConnectionState;
 
 use crate::guest::events::Event;
 use crate::guest::guests::Guests;
@@ -218,7 +218,7 @@ impl Worker {
 
     /// Does what is left of what VMMs want that this process has read, because another process is to go on with the
     /// guests. The worker does not run any more.
-    pub fn finish(&mut self) -> Vec<Option<Saved>> {
+    pub fn finish(&mut self) -> Vec<Option<ConnectionState>> {
         // Guests that are on their way to this worker are left as well. None goes to another one any more.
         let Inbox { connected, .. } = self.mailbox().take_inbox();
         let passed = self.passing[self.index].take();
@@ -239,7 +239,7 @@ impl Worker {
 
     /// Leaves the guests to another process, with what [`Self::finish`] has returned. No worker runs any more since this
     /// time of [`handover::now`](crate::handover::now).
-    pub fn leave(self, states: &[Option<Saved>], stopped: u64) {
+    pub fn leave(self, states: &[Option<ConnectionState>], stopped: u64) {
         for (connection, state) in self.connections.into_iter().zip(states) {
             if let Some(state) = state {
                 connection.leave(state, stopped);

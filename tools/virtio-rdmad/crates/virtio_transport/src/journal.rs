@@ -21,7 +21,7 @@ pub enum Change {
 
 /// The state of a protocol: all that the VMM has said so far.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct ConnectionState {
     /// The state, in the protocol's own encoding.
     pub bytes: Vec<u8>,
     /// The file descriptors of the VMM, which the bytes name by their position here.
@@ -72,5 +72,5 @@ pub trait Journal: Send {
     /// Keeps this state in the place of the one before. When this returns, the end of the process does not lose it.
     /// `change` is [`Change::Bytes`] if the descriptors are those of the state before, and otherwise
     /// [`Change::Descriptors`]. Never waits.
-    fn keep(&mut self, state: &State, change: Change);
+    fn keep(&mut self, state: &ConnectionState, change: Change);
 }

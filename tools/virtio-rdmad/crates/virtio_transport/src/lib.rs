@@ -25,5 +25,5 @@ pub use backend::{Backend, QueueSetup};
 pub use channel::{Message, MAX_DESCRIPTORS};
 pub use error::Error;
 pub use fault::Faults;
-pub use journal::{Change, Journal, ResumeError, State};
+pub use journal::{Change, ConnectionState, Journal, ResumeError};
 pub use server::{Limits, Protocol, Server};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use memory::GuestMemory;
 
 use crate::channel::{Channel, Message};
-use crate::journal::{Change, Journal, ResumeError, State};
+use crate::journal::{Change, ConnectionState, Journal, ResumeError};
 use crate::{Backend, Error, QueueSetup};
 
 /// Bounds of what a server takes from a VMM.
@@ -68,7 +68,7 @@ pub trait Protocol: Send {
     fn take_change(&mut self) -> Change;
 
     /// Returns what the VMM has said so far, for a successor of this process.
-    fn state(&self) -> State;
+    fn state(&self) -> ConnectionState;
 }
 
 /// One connection of a VMM.
@@ -168,7 +168,7 @@ impl<P: Protocol + ?Sized> Server<P> {
     /// `None`: the backend is not settled; call again when it is.
     ///
     /// It is an error if the VMM has sent the beginning of a message: the successor could not tell what follows.
-    pub fn leave(&mut self, backend: &mut dyn Backend) -> Result<Option<State>, Error> {
+    pub fn leave(&mut self, backend: &mut dyn Backend) -> Result<Option<ConnectionState>, Error> {
         while backend.is_settled() {
             if let Some(reply) = self.protocol.take_reply()? {
                 self.channel.confirm()?;

@@ -11,7 +11,7 @@ use rustix::fs::{fstat, memfd_create, MemfdFlags};
 use rustix::io::{pread, Errno};
 use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
-use virtio_transport::{Change, State};
+use virtio_transport::{Change, ConnectionState};
 
 use super::journal::{Journal, JournalError};
 use super::listeners::Listeners;
@@ -85,7 +85,7 @@ pub struct Connected {
 #[derive(Debug)]
 pub struct Said {
     /// What the VMM has said so far.
-    pub state: State,
+    pub state: ConnectionState,
     /// The image of the device, if that process has ended in order.
     pub image: Option<Vec<u8>>,
 }
@@ -262,7 +262,7 @@ impl Kept {
     }
 
     /// Keeps what the VMM that is connected has said.
-    pub fn keep(&mut self, state: &State, change: Change) {
+    pub fn keep(&mut self, state: &ConnectionState, change: Change) {
         self.record.connection = Some(state.bytes.clone());
         // The set has the image as well until it is another one.
         let has_image = self.record.left.take().is_some();
@@ -275,7 +275,7 @@ impl Kept {
 
     /// Keeps the last that this process knows: what the VMM has said, and the image of the device, which stopped at this
     /// time of [`now`].
-    pub fn leave(&mut self, state: &State, image: &[u8], stopped: u64) {
+    pub fn leave(&mut self, state: &ConnectionState, image: &[u8], stopped: u64) {
         self.record.connection = Some(state.bytes.clone());
         self.record.left = Some(stopped);
         let write = |kept: &mut Self| {
@@ -531,7 +531,7 @@ impl Left {
         let origin = record.origin;
         let connected = stream.zip(record.connection.clone()).map(|(stream, bytes)| Connected {
             stream: stream.into(),
-            said: Some(Said { state: State { bytes, descriptors }, image }),
+            said: Some(Said { state: ConnectionState { bytes, descriptors }, image }),
         });
         let listeners = listener.iter().chain(&nic).map(OwnedFd::try_clone);
         let listeners = listeners.collect::<Result<_, _>>()?;

@@ -9,7 +9,7 @@ use engine::Next;
 use memory::Loss;
 use rustix::io::Errno;
 use tracing::Span;
-use virtio_transport::{Backend, Change, Protocol, ResumeError, Server, State as Saved};
+use virtio_transport::{Backend, Change, ConnectionState, Protocol, ResumeError, Server};
 
 use super::backend::GuestBackend;
 use super::poller::{Poller, Source};
@@ -73,7 +73,7 @@ pub fn serve(
 /// its image. Otherwise its driver is told that it must reset the device.
 fn resume(
     stream: UnixStream,
-    state: Saved,
+    state: ConnectionState,
     image: Option<&[u8]>,
     guest: &Arc<Guest>,
     poller: &Arc<Poller>,
@@ -280,7 +280,7 @@ impl Connection {
 
     /// Does what is left of what the VMM wants that this process has read, because another process is to go on with the
     /// guest. Returns what the VMM has said so far.
-    pub fn finish(&mut self) -> Result<Saved, Ended> {
+    pub fn finish(&mut self) -> Result<ConnectionState, Ended> {
         if let Some(ended) = self.ended.take() {
             return Err(ended);
         }
@@ -294,7 +294,7 @@ impl Connection {
 
     /// Leaves the guest to another process, with the device as it is. No device of its network runs any more since this
     /// time of [`handover::now`](crate::handover::now).
-    pub fn leave(self, state: &Saved, stopped: u64) {
+    pub fn leave(self, state: &ConnectionState, stopped: u64) {
         if let Some(mut kept) = self.guest.kept() {
             kept.leave(state, &self.guest.device.save(), stopped);
         }
@@ -381,7 +381,7 @@ struct ConnectionJournal {
 }
 
 impl virtio_transport::Journal for ConnectionJournal {
-    fn keep(&mut self, state: &Saved, change: Change) {
+    fn keep(&mut self, state: &ConnectionState, change: Change) {
         if let Some(mut kept) = self.guest.kept() {
             kept.keep(state, change);
         }
