@@ -13,11 +13,11 @@ use crate::{
 pub type Ah = Object<ibv_ah>;
 
 impl Extended for ibv_ah {
-    type Private = Private;
+    type Private = AhPrivate;
 }
 
 /// What the provider adds to an AH.
-pub struct Private {
+pub struct AhPrivate {
     /// The address vector, for work requests in rings; zero if the kernel
     /// posts, because the kernel then keeps it.
     pub av: virtio_rdma_av,
@@ -32,5 +32,5 @@ pub struct Private {
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr) -> Result<Owned<Ah>> {
     let ah = Blank::<ibv_ah>::new()?;
     let av = cmd::ah::create(pd, attr, ah.verbs())?;
-    Ok(ah.finish(Private { av }))
+    Ok(ah.finish(AhPrivate { av }))
 }

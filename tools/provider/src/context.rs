@@ -20,11 +20,11 @@ use crate::{
 pub type Context = Object<ibv_context>;
 
 impl Extended for ibv_context {
-    type Private = Private;
+    type Private = ContextPrivate;
 }
 
 /// What the provider adds to a context.
-pub struct Private {
+pub struct ContextPrivate {
     /// The QPs by number, if the program has the rings of its QPs and
     /// CQs; otherwise the kernel posts and polls.
     pub qp_table: Option<QpTable>,
@@ -69,8 +69,8 @@ fn opcodes(features: u64) -> Opcodes {
 ///
 /// The kernel's; ENOMEM; EPROTONOSUPPORT if the driver wants programs to post
 /// and poll in a way that this provider does not know.
-pub fn open(context: Ref<'_, ibv_context>) -> Result<Private> {
-    Private::new(cmd::context::get(context)?).map_err(|cause| context.refuse(cause))
+pub fn open(context: Ref<'_, ibv_context>) -> Result<ContextPrivate> {
+    ContextPrivate::new(cmd::context::get(context)?).map_err(|cause| context.refuse(cause))
 }
 
 /// Imports a context that another program opened: ibv_import_device(3). Each program has QPs and
@@ -79,11 +79,11 @@ pub fn open(context: Ref<'_, ibv_context>) -> Result<Private> {
 /// # Errors
 ///
 /// As [`open`].
-pub fn import(context: Ref<'_, ibv_context>) -> Result<Private> {
-    Private::new(cmd::context::query(context)?).map_err(|cause| context.refuse(cause))
+pub fn import(context: Ref<'_, ibv_context>) -> Result<ContextPrivate> {
+    ContextPrivate::new(cmd::context::query(context)?).map_err(|cause| context.refuse(cause))
 }
 
-impl Private {
+impl ContextPrivate {
     /// Returns the provider's part of a context that the kernel describes so.
     ///
     /// # Errors

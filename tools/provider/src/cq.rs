@@ -5,7 +5,8 @@
 use crate::{
     bindings::*,
     causes::{Cause, cause},
-    clock, cmd, context,
+    clock, cmd,
+    context::ContextPrivate,
     cq_ring::CqRing,
     cq_state::CqState,
     errno::{Errno, Result},
@@ -26,17 +27,17 @@ const POLL_BATCH: usize = 256;
 pub type Cq = Object<verbs_cq>;
 
 impl Extended for verbs_cq {
-    type Private = Private;
+    type Private = CqPrivate;
 }
 
 /// What the provider adds to a CQ.
-pub struct Private {
+pub struct CqPrivate {
     state: Lock<CqState>,
     /// Where the ring's memory comes from; the last field, because it must be dropped last.
     domain: Domain,
 }
 
-impl Private {
+impl CqPrivate {
     /// Returns what the CQ's lock protects.
     pub fn state(&self) -> &Lock<CqState> {
         &self.state
@@ -103,13 +104,13 @@ fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owne
     if context.whole().private().qp_table.is_none() {
         cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
         let state = state(None);
-        return Ok(cq.finish(Private { state, domain: domain.without_memory() }));
+        return Ok(cq.finish(CqPrivate { state, domain: domain.without_memory() }));
     }
     let ring = new_ring(&context.whole().private().sizes, cqe, &domain);
     let (ring, cqe) = ring.map_err(|cause| context.refuse(cause))?;
     cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
     let state = state(Some(ring));
-    Ok(cq.finish(Private { state, domain }))
+    Ok(cq.finish(CqPrivate { state, domain }))
 }
 
 /// Takes a completion off an extended CQ, for the program to read. The caller has the CQ's lock,
@@ -166,7 +167,7 @@ fn new_ring(sizes: &Sizes, cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int
 ///
 /// EINVAL for fewer CQEs than the CQ holds; otherwise as [`create`].
 pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
-    let Private { state, domain } = cq.private();
+    let CqPrivate { state, domain } = cq.private();
     let ring = new_ring(&cq.cq().context().private().sizes, cqe, domain);
     let (mut ring, cqe) = ring.map_err(|cause| cq.cq().refuse(cause))?;
     let mut state = state.lock();
@@ -195,7 +196,7 @@ pub fn poll(cq: Ref<'_, Cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usiz
 ///
 /// EIO if the ring is empty and the device gone.
 fn take(
-    context: &context::Private,
+    context: &ContextPrivate,
     ring: &mut CqRing,
     entries: &mut [MaybeUninit<ibv_wc>],
 ) -> Result<usize> {

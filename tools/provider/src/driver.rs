@@ -9,7 +9,7 @@
 use crate::{
     bindings::*,
     causes::cause,
-    context::{self, Context},
+    context::{self, Context, ContextPrivate},
     errno::{Errno, Result},
     libibverbs::{Device, Library, Refusal, copies::Copy, whole_context},
     limits::Opcodes,
@@ -150,7 +150,7 @@ unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *
 unsafe fn new_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
-    open: fn(Ref<'_, ibv_context>) -> Result<context::Private>,
+    open: fn(Ref<'_, ibv_context>) -> Result<ContextPrivate>,
 ) -> *mut verbs_context {
     const { assert!(align_of::<Context>() <= align_of::<usize>()) };
     let more = size_of::<Context>() - size_of::<ibv_context>();
@@ -193,7 +193,7 @@ fn without_call(library: &Library) -> Opcodes {
 unsafe fn complete(
     library: &Library,
     context: Ref<'_, ibv_context>,
-    mut private: context::Private,
+    mut private: ContextPrivate,
 ) -> Result {
     private.opcodes = private.opcodes.without(without_call(library));
     let path = if private.qp_table.is_some() { &ops::RINGS } else { &ops::KERNEL };

@@ -78,9 +78,9 @@ impl<'a, T> Ref<'a, T> {
 /// All bytes zero are a valid value of the type.
 pub unsafe trait Zeroable {}
 
-/// A C structure behind which the provider keeps a part of its own.
+/// A C structure behind which the provider keeps private data of its own.
 pub trait Extended {
-    /// The provider's part. Any thread may read it.
+    /// The private data of the provider: `CqPrivate` behind `struct verbs_cq`. Any thread may read it.
     type Private: Sync;
 }
 

@@ -23,11 +23,11 @@ use crate::{
 pub type Pd = Object<ibv_pd>;
 
 impl Extended for ibv_pd {
-    type Private = Private;
+    type Private = PdPrivate;
 }
 
 /// What the provider adds to a PD.
-pub struct Private {
+pub struct PdPrivate {
     /// Counts the parent domains of a PD, or the objects that have memory of a parent
     /// domain.
     users: Users,
@@ -59,7 +59,7 @@ impl Domain {
 
     /// Returns the domain of an object that is created with a PD.
     pub fn of(pd: Ref<'_, Pd>) -> Self {
-        let Private { users, parent } = pd.private();
+        let PdPrivate { users, parent } = pd.private();
         parent.as_ref().map_or(Self::NONE, |parent| Self {
             threads: parent.threads,
             allocator: parent.allocator,
@@ -93,7 +93,7 @@ impl Domain {
 pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
     let (pd, users) = (Blank::<ibv_pd>::new()?, Users::new()?);
     cmd::pd::alloc(context, pd.verbs())?;
-    Ok(pd.finish(Private { users, parent: None }))
+    Ok(pd.finish(PdPrivate { users, parent: None }))
 }
 
 /// Imports the PD that has a handle in the kernel: ibv_import_pd(3). If there is no such PD, the
@@ -105,7 +105,7 @@ pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
 pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
     let (pd, users) = (Blank::<ibv_pd>::new()?, Users::new()?);
     pd.verbs().import(context, handle);
-    Ok(pd.finish(Private { users, parent: None }))
+    Ok(pd.finish(PdPrivate { users, parent: None }))
 }
 
 /// Allocates a parent domain: ibv_alloc_parent_domain(3). As many threads as `td` says use the
@@ -119,7 +119,7 @@ pub fn alloc_parent(
     td: Option<(Ref<'_, Td>, Threads)>,
     allocator: impl FnOnce(Ref<'_, ibv_pd>) -> Result<Option<Allocator>, Cause>,
 ) -> Result<Owned<Pd>> {
-    let Private { users, parent: None } = pd.private() else {
+    let PdPrivate { users, parent: None } = pd.private() else {
         return Err(pd.verbs().refuse(cause!(EINVAL, "it is a parent domain already")));
     };
     let domain = Blank::<ibv_pd>::new()?;
@@ -130,7 +130,7 @@ pub fn alloc_parent(
         _pd: Hold::new(users),
         _td: td.map(|(td, _)| Hold::new(&td.private().users)),
     };
-    Ok(domain.finish(Private { users: Users::new()?, parent: Some(parent) }))
+    Ok(domain.finish(PdPrivate { users: Users::new()?, parent: Some(parent) }))
 }
 
 /// Deallocates a PD: ibv_dealloc_pd(3).
@@ -139,7 +139,7 @@ pub fn alloc_parent(
 ///
 /// EBUSY if a parent domain uses it, or an object has memory of it; the kernel's.
 pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
-    let Private { users, parent } = pd.private();
+    let PdPrivate { users, parent } = pd.private();
     if users.any() {
         return Err(pd.verbs().refuse(cause!(EBUSY, "a parent domain or a ring uses it")));
     }

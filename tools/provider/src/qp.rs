@@ -25,11 +25,11 @@ use core::ffi::c_int;
 pub type Qp = Object<verbs_qp>;
 
 impl Extended for verbs_qp {
-    type Private = Private;
+    type Private = QpPrivate;
 }
 
 /// What the provider adds to a QP.
-pub struct Private {
+pub struct QpPrivate {
     /// What a work request may ask for.
     limits: Limits,
     /// The rings, if the program has them.
@@ -38,7 +38,7 @@ pub struct Private {
     _domain: Domain,
 }
 
-impl Private {
+impl QpPrivate {
     /// Returns the provider's part of an XRC target, to which nobody posts.
     fn of_xrc_target() -> Self {
         Self { limits: Limits::of_receives(0), rings: None, _domain: Domain::NONE }
@@ -262,7 +262,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
     let Some(table) = &context.private().qp_table else {
         cmd::qp::create(pd, attr, qp.verbs(), None)?;
         let limits = Limits::new(attr);
-        return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
+        return Ok(qp.finish(QpPrivate { limits, rings: None, _domain: Domain::NONE }));
     };
     let private = context.private();
     private.sizes.check_qp(&attr.cap, !attr.srq.is_null()).map_err(|cause| pd.refuse(cause))?;
@@ -281,7 +281,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
             }
             attr.cap = queues.cap(attr.cap);
             let rings = Some(Rings::new(queues, registration));
-            Ok(qp.finish(Private { limits: Limits::new(attr), rings, _domain: domain }))
+            Ok(qp.finish(QpPrivate { limits: Limits::new(attr), rings, _domain: domain }))
         }
         Err(errno) => {
             // The error that counts is the first.
@@ -364,7 +364,7 @@ pub fn create_xrc_target(
     }
     let qp = Blank::<verbs_qp>::new()?;
     cmd::qp::create_xrc_target(context, attr, qp.verbs())?;
-    Ok(qp.finish(Private::of_xrc_target()))
+    Ok(qp.finish(QpPrivate::of_xrc_target()))
 }
 
 /// Opens an XRC target that any program created: ibv_open_qp(3).
@@ -375,7 +375,7 @@ pub fn create_xrc_target(
 pub fn open(context: Ref<'_, ibv_context>, attr: &mut ibv_qp_open_attr) -> Result<Owned<Qp>> {
     let qp = Blank::<verbs_qp>::new()?;
     cmd::qp::open(context, attr, qp.verbs())?;
-    Ok(qp.finish(Private::of_xrc_target()))
+    Ok(qp.finish(QpPrivate::of_xrc_target()))
 }
 
 /// Changes the attributes of a QP: ibv_modify_qp(3). A QP that comes to RESET has empty queues,
@@ -405,7 +405,7 @@ pub fn query(
     init: &mut ibv_qp_init_attr,
 ) -> Result {
     cmd::qp::query(qp.qp(), attr, mask, init)?;
-    let Private { limits, rings, .. } = qp.private();
+    let QpPrivate { limits, rings, .. } = qp.private();
     if let Some(rings) = rings {
         attr.cap = rings.queues.cap(ibv_qp_cap {
             max_send_sge: limits.max_send_sge,
@@ -431,7 +431,7 @@ pub fn check_can_send(qp: Ref<'_, Qp>) -> Result<(), Cause> {
 }
 
 #[cfg(test)]
-impl Private {
+impl QpPrivate {
     /// A QP that the kernel does not know.
     pub fn without_kernel(attr: &ibv_qp_init_attr_ex, registration: Registration) -> Self {
         let queues = Queues::new(attr, 0, &Domain::NONE).unwrap();

@@ -40,11 +40,11 @@ const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_srq_ring, consumer));
 pub type Srq = Object<verbs_srq>;
 
 impl Extended for verbs_srq {
-    type Private = Private;
+    type Private = SrqPrivate;
 }
 
 /// What the provider adds to an SRQ.
-pub struct Private {
+pub struct SrqPrivate {
     /// What a work request may ask for.
     limits: Limits,
     /// The ring to which work requests are posted.
@@ -92,7 +92,7 @@ impl Shared {
     }
 }
 
-impl Private {
+impl SrqPrivate {
     /// Allocates a ring of at least `max_wr` work requests of `max_sge` SGEs.
     ///
     /// # Errors
@@ -165,9 +165,9 @@ impl Private {
 /// # Errors
 ///
 /// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM.
-fn new(pd: Ref<'_, ibv_pd>, asked: &ibv_srq_attr) -> Result<Private, Cause> {
+fn new(pd: Ref<'_, ibv_pd>, asked: &ibv_srq_attr) -> Result<SrqPrivate, Cause> {
     pd.context().private().sizes.check_srq(asked.max_wr, asked.max_sge)?;
-    Private::new(asked.max_wr, asked.max_sge, Domain::of(pd.whole()))
+    SrqPrivate::new(asked.max_wr, asked.max_sge, Domain::of(pd.whole()))
 }
 
 /// Creates an SRQ: ibv_create_srq(3). Sets `attr.attr` to what the SRQ really has.
@@ -219,7 +219,7 @@ pub fn create_ex(
     srq.verbs().set_attributes(attr);
     let number = srq.verbs().xrc_number().ok_or(Errno::EINVAL);
     match number.and_then(|number| Registration::of_srq(table, number, cq.private().state())) {
-        Ok(registration) => Ok(srq.finish(Private { _number: Some(registration), ..private })),
+        Ok(registration) => Ok(srq.finish(SrqPrivate { _number: Some(registration), ..private })),
         Err(errno) => {
             // The error that counts is the first.
             let _ = cmd::srq::destroy(srq.verbs().srq());
@@ -273,22 +273,22 @@ pub(crate) mod tests {
 
     /// Returns an SRQ that the kernel does not know.
     pub fn srq(max_wr: u32) -> Owned<Srq> {
-        let private = Private::new(max_wr, 1, Domain::NONE).unwrap();
+        let private = SrqPrivate::new(max_wr, 1, Domain::NONE).unwrap();
         Blank::<verbs_srq>::new().unwrap().finish(private)
     }
 
     /// Returns the device's side of the present ring.
-    fn memory(srq: &Private) -> Memory {
+    fn memory(srq: &SrqPrivate) -> Memory {
         Memory::new(&srq.shared.lock().region)
     }
 
     /// Returns where the present ring lies.
-    fn ring(srq: &Private) -> Ring {
+    fn ring(srq: &SrqPrivate) -> Ring {
         srq.shared.lock().state.ring()
     }
 
     /// Posts a request. Returns its error, and whether the device wants a doorbell.
-    fn post(srq: &Private, wr_id: u64, sges: &mut [ibv_sge]) -> (Option<Errno>, bool) {
+    fn post(srq: &SrqPrivate, wr_id: u64, sges: &mut [ibv_sge]) -> (Option<Errno>, bool) {
         let mut wr = ibv_recv_wr {
             wr_id,
             sg_list: sges.as_mut_ptr(),
@@ -301,7 +301,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_the_device_took_is_free() {
-        let srq = Private::new(6, 1, Domain::NONE).unwrap();
+        let srq = SrqPrivate::new(6, 1, Domain::NONE).unwrap();
         let memory = memory(&srq);
         let consumer = memory.word(64);
         for wr_id in 0..8 {
@@ -327,7 +327,7 @@ pub(crate) mod tests {
 
     #[test]
     fn doorbell_if_somebody_waits() {
-        let srq = Private::new(8, 1, Domain::NONE).unwrap();
+        let srq = SrqPrivate::new(8, 1, Domain::NONE).unwrap();
         let wake = memory(&srq);
         assert_eq!(post(&srq, 0, &mut []), (None, false));
         wake.word(128).store(1, SeqCst);
@@ -339,7 +339,7 @@ pub(crate) mod tests {
 
     #[test]
     fn requests_are_checked() {
-        let srq = Private::new(8, 2, Domain::NONE).unwrap();
+        let srq = SrqPrivate::new(8, 2, Domain::NONE).unwrap();
         let mut sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 3];
         assert_eq!(post(&srq, 0, &mut sges[..2]), (None, false));
         assert_eq!(post(&srq, 1, &mut sges), (Some(Errno::EINVAL), false));
@@ -347,7 +347,7 @@ pub(crate) mod tests {
         assert_eq!(entry, [2, 0, 1, 3 << 32 | 2]);
         for (max_wr, max_sge) in [(u32::MAX, 1), (1 << 31, 1), (1, 256), (1, u32::MAX)] {
             assert_eq!(
-                Private::new(max_wr, max_sge, Domain::NONE).err().map(Cause::errno),
+                SrqPrivate::new(max_wr, max_sge, Domain::NONE).err().map(Cause::errno),
                 Some(Errno::EINVAL)
             );
         }
@@ -355,7 +355,7 @@ pub(crate) mod tests {
 
     #[test]
     fn resizing_goes_on_behind_what_the_device_moved() {
-        let srq = Private::new(4, 1, Domain::NONE).unwrap();
+        let srq = SrqPrivate::new(4, 1, Domain::NONE).unwrap();
         for wr_id in 0..4 {
             assert_eq!(post(&srq, wr_id, &mut []), (None, false));
         }
@@ -399,7 +399,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_driver_is_told_of_the_ring() {
-        let srq = Private::new(100, 4, Domain::NONE).unwrap();
+        let srq = SrqPrivate::new(100, 4, Domain::NONE).unwrap();
         let request = srq.request();
         assert_eq!((request.depth, request.stride, request.offset), (128, 128, 256));
         assert_eq!(request.buf_len, 20480);

@@ -15,11 +15,11 @@ use crate::{
 pub type Td = Object<ibv_td>;
 
 impl Extended for ibv_td {
-    type Private = Private;
+    type Private = TdPrivate;
 }
 
 /// What the provider adds to a thread domain.
-pub struct Private {
+pub struct TdPrivate {
     /// The parent domains that use the thread domain.
     pub users: Users,
 }
@@ -32,7 +32,7 @@ pub struct Private {
 pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Td>> {
     let td = Blank::<ibv_td>::new()?;
     td.verbs().join(context);
-    Ok(td.finish(Private { users: Users::new()? }))
+    Ok(td.finish(TdPrivate { users: Users::new()? }))
 }
 
 /// Deallocates a thread domain: ibv_dealloc_td(3).

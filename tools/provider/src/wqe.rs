@@ -461,7 +461,7 @@ mod tests {
     use super::*;
     use crate::errno::Errno;
     use crate::{
-        ah::{self, Ah},
+        ah::{Ah, AhPrivate},
         model::device::Memory,
         object::{Blank, Owned},
         ring::{Region, Ring},
@@ -625,7 +625,7 @@ mod tests {
         let mut av = virtio_rdma_av { port: 1, pdn: 77, ..Default::default() };
         av.dgid = [5; 16];
         av.dmac = [1, 2, 3, 4, 5, 6];
-        Blank::<ibv_ah>::new().unwrap().finish(ah::Private { av })
+        Blank::<ibv_ah>::new().unwrap().finish(AhPrivate { av })
     }
 
     fn mw(rkey: u32) -> Owned<ibv_mw> {

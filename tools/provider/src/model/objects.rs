@@ -3,13 +3,13 @@
 
 use crate::{
     bindings::*,
-    context::{self, Context},
-    cq::{self, Cq},
+    context::{Context, ContextPrivate},
+    cq::{Cq, CqPrivate},
     cq_ex,
     cq_ring::CqRing,
     model::{kernel::Kernel, opened},
     object::{Blank, Owned, Zeroable},
-    qp::{self, Qp},
+    qp::{Qp, QpPrivate},
     qp_table::{QpTable, Registration},
     srq::Srq,
 };
@@ -26,7 +26,7 @@ pub fn context() -> Owned<Context> {
     let device = opened::device(opened::library()).into_raw();
     // SAFETY: nobody else uses the context.
     unsafe { (*context.verbs().as_ptr()).device = device.cast() };
-    context.finish(context::Private::new(description).unwrap())
+    context.finish(ContextPrivate::new(description).unwrap())
 }
 
 // SAFETY: the structure consists of integers, pointers and a mutex; libibverbs allocates it zeroed.
@@ -97,13 +97,13 @@ impl Harness {
 /// Returns a CQ that the kernel does not know.
 pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq>::new().unwrap();
-    blank.finish(cq::Private::without_kernel(ring, 0))
+    blank.finish(CqPrivate::without_kernel(ring, 0))
 }
 
 /// Returns an extended CQ of a context, which the kernel does not know.
 pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq>::new().unwrap();
-    let cq = blank.finish(cq::Private::without_kernel(Some(ring), flags));
+    let cq = blank.finish(CqPrivate::without_kernel(Some(ring), flags));
     cq_of(&cq, context);
     // SAFETY: the CQ is extended, and nobody else has it.
     unsafe { cq_ex::install(cq.as_ref()) };
@@ -115,7 +115,7 @@ pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr_ex, number: u32) -> Own
     let cq = harness.cq.as_ref().private().state();
     let registration = Registration::new(&harness.table, number, cq, cq).unwrap();
     let qp = Blank::<verbs_qp>::new().unwrap();
-    let qp = qp.finish(qp::Private::without_kernel(attr, registration));
+    let qp = qp.finish(QpPrivate::without_kernel(attr, registration));
     // SAFETY: nobody else uses the QP.
     unsafe { (*qp.as_ref().qp().as_ptr()).context = harness.context.as_ref().verbs().as_ptr() };
     set_state(&qp, IBV_QPS_RTS);

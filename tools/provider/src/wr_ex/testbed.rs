@@ -3,7 +3,7 @@
 
 use super::install;
 use crate::{
-    ah::{self, Ah},
+    ah::{Ah, AhPrivate},
     bindings::*,
     errno::Errno,
     model::{opened, send_queue::SendQueue},
@@ -116,5 +116,5 @@ pub fn buffer(data: &[u8]) -> ibv_data_buf {
 /// Returns an AH with an address vector.
 pub fn address(n: u8) -> Owned<Ah> {
     let av = virtio_rdma_av { dmac: [n; 6], ..Default::default() };
-    Blank::<ibv_ah>::new().unwrap().finish(ah::Private { av })
+    Blank::<ibv_ah>::new().unwrap().finish(AhPrivate { av })
 }
