@@ -7,7 +7,7 @@ use crate::{
     bindings::*,
     causes::Cause,
     errno::Result,
-    ring::{Allocator, Region, Resource, Ring, Word},
+    ring::{Allocator, Resource, Ring, RingRegion, Word},
 };
 use core::{
     mem::{MaybeUninit, offset_of},
@@ -42,7 +42,7 @@ impl Owner {
 
 /// A ring of CQEs, which the lock of the CQ protects.
 pub struct CqRing {
-    region: Region,
+    region: RingRegion,
     ring: Ring,
     /// How many CQEs were taken, modulo 2^32.
     consumer: u32,
@@ -62,7 +62,7 @@ impl CqRing {
         let (head, stride) =
             const { (size_of::<virtio_rdma_cq_ring>(), size_of::<virtio_rdma_ring_cqe>()) };
         let ring = Ring::new(head, depth, stride)?;
-        let region = Region::lent(ring.end(), allocator, Resource::Cq)?;
+        let region = RingRegion::lent(ring.end(), allocator, Resource::Cq)?;
         Ok(Self { region, ring, consumer: 0, arm_next: 0, arm_solicited: 0 })
     }
 

@@ -10,7 +10,7 @@ use crate::{
     errno::{Errno, Result},
     log::{Refuse, Subject},
     object::Ref,
-    owed::{self, Doorbell},
+    owed::{Doorbell, VerbsQueue},
     qp::Qp,
     srq::Srq,
 };
@@ -32,11 +32,11 @@ pub enum Queue<'a> {
 
 impl<'a> Queue<'a> {
     /// Returns the queue as the command names it.
-    fn verbs(self) -> owed::Queue<'a> {
+    fn verbs(self) -> VerbsQueue<'a> {
         match self {
-            Self::Send(qp) => owed::Queue::Send(qp.qp()),
-            Self::Recv(qp) => owed::Queue::Recv(qp.qp()),
-            Self::Srq(srq) => owed::Queue::Srq(srq.srq()),
+            Self::Send(qp) => VerbsQueue::Send(qp.qp()),
+            Self::Recv(qp) => VerbsQueue::Recv(qp.qp()),
+            Self::Srq(srq) => VerbsQueue::Srq(srq.srq()),
         }
     }
 

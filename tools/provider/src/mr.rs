@@ -4,7 +4,7 @@
 
 use crate::{
     bindings::{ibv_pd, verbs_mr},
-    cmd::{self, mr::Region},
+    cmd::{self, mr::MrRange},
     errno::Result,
     object::{Owned, Ref},
 };
@@ -15,7 +15,7 @@ use core::ffi::c_int;
 /// # Errors
 ///
 /// ENOMEM; the kernel's.
-pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> {
+pub fn register(pd: Ref<'_, ibv_pd>, region: MrRange) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
     cmd::mr::register(pd, region, mr.as_ref())?;
     Ok(mr)
@@ -26,7 +26,7 @@ pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> 
 /// # Errors
 ///
 /// ENOMEM; the kernel's.
-pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, region: Region, fd: c_int) -> Result<Owned<verbs_mr>> {
+pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, region: MrRange, fd: c_int) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
     cmd::mr::register_dmabuf(pd, region, fd, mr.as_ref())?;
     Ok(mr)

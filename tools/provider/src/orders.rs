@@ -10,7 +10,7 @@ use crate::{
     cq_ring::CqRing,
     lock::{Lock, Threads},
     qp_table::QueueProgress,
-    ring::{Region, Ring, Word},
+    ring::{Ring, RingRegion, Word},
     wq::{Freed, Head, State},
 };
 use litmus::{Memory, check, fence, thread};
@@ -39,7 +39,7 @@ const LAP: usize = CQE + offset_of!(virtio_rdma_ring_cqe, lap);
 
 /// A work queue of one entry.
 struct Queue {
-    region: Region,
+    region: RingRegion,
     state: State,
 }
 
@@ -47,7 +47,7 @@ impl Queue {
     fn new() -> (Self, Arc<Memory>) {
         let memory = Arc::new(Memory::new([PRODUCER, CONSUMER, WAKE], [ENTRY]));
         let ring = Ring::new(ENTRY, 1, 32).unwrap();
-        let mut region = Region::new(ring.end()).unwrap();
+        let mut region = RingRegion::new(ring.end()).unwrap();
         region.model = Some(Arc::clone(&memory));
         (Self { region, state: State::new(ring) }, memory)
     }

@@ -22,9 +22,10 @@ use core::{
     },
 };
 
-/// A queue whose doorbell a command rings.
+/// A queue whose doorbell a command rings, by its object of libibverbs. [`crate::doorbell::Queue`] names it by the
+/// provider's object.
 #[derive(Clone, Copy)]
-pub enum Queue<'a> {
+pub enum VerbsQueue<'a> {
     /// The send queue of a QP.
     Send(Ref<'a, ibv_qp>),
     /// The receive queue of a QP.
@@ -33,7 +34,7 @@ pub enum Queue<'a> {
     Srq(Ref<'a, ibv_srq>),
 }
 
-impl Queue<'_> {
+impl VerbsQueue<'_> {
     /// Rings the doorbell.
     ///
     /// # Errors
@@ -52,13 +53,13 @@ impl Queue<'_> {
     /// # Safety
     ///
     /// The object is live for all of `'b`.
-    unsafe fn with_lifetime<'b>(self) -> Queue<'b> {
+    unsafe fn with_lifetime<'b>(self) -> VerbsQueue<'b> {
         // SAFETY: the caller says that the object lives as long.
         unsafe {
             match self {
-                Self::Send(qp) => Queue::Send(Ref::new(qp.as_ptr())),
-                Self::Recv(qp) => Queue::Recv(Ref::new(qp.as_ptr())),
-                Self::Srq(srq) => Queue::Srq(Ref::new(srq.as_ptr())),
+                Self::Send(qp) => VerbsQueue::Send(Ref::new(qp.as_ptr())),
+                Self::Recv(qp) => VerbsQueue::Recv(Ref::new(qp.as_ptr())),
+                Self::Srq(srq) => VerbsQueue::Srq(Ref::new(srq.as_ptr())),
             }
         }
     }
@@ -71,7 +72,7 @@ pub struct Doorbell {
     list: AtomicPtr<Owed>,
     /// The queue, while the doorbell is in the list; under the list's lock. It is live as long as
     /// this doorbell.
-    queue: Cell<Option<Queue<'static>>>,
+    queue: Cell<Option<VerbsQueue<'static>>>,
     /// The next doorbell of the list; under the list's lock.
     next: Cell<Option<NonNull<Doorbell>>>,
 }
@@ -144,7 +145,7 @@ impl Owed {
     ///
     /// The doorbell is a part of the object that has the queue, and the object is one of the
     /// context that has this list.
-    pub unsafe fn add(&self, doorbell: &Doorbell, queue: Queue<'_>) {
+    pub unsafe fn add(&self, doorbell: &Doorbell, queue: VerbsQueue<'_>) {
         // SAFETY: the doorbell is a part of the object, and leaves the list before the object is
         // freed, so the queue is live as long as the list has it.
         let queue = unsafe { queue.with_lifetime() };

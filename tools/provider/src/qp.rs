@@ -14,7 +14,7 @@ use crate::{
     owed::Doorbell,
     pd::Domain,
     qp_table::Registration,
-    ring::{Region, Resource, Ring, Writer},
+    ring::{Resource, Ring, RingRegion, Writer},
     wq::{self, Freed, Posted, WorkQueue},
     wqe,
     wr::{List, Request},
@@ -61,7 +61,7 @@ const FREE_INLINE_DATA: u32 = 96;
 
 /// The queues of a QP that has no number yet.
 struct Queues {
-    region: Region,
+    region: RingRegion,
     /// Bytes of inline data that cost nothing.
     free_inline_data: u32,
     send: WorkQueue,
@@ -193,7 +193,7 @@ impl Queues {
             end = ring.end();
             recv = Some(WorkQueue::new(ring, domain.threads));
         }
-        let region = Region::lent(end, domain.allocator, Resource::Qp)?;
+        let region = RingRegion::lent(end, domain.allocator, Resource::Qp)?;
         let send = WorkQueue::new(send, domain.threads);
         Ok(Self { region, free_inline_data, send, recv })
     }

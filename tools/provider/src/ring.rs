@@ -123,8 +123,8 @@ impl Allocator {
     }
 }
 
-/// Memory that the driver pins and the device shares: the rings of a QP, CQ or SRQ.
-pub struct Region {
+/// A region of rings: memory that the driver pins and the device shares, for the rings of a QP, CQ or SRQ.
+pub struct RingRegion {
     base: NonNull<u8>,
     len: usize,
     /// The program's allocator, if it allocated the memory; otherwise the provider mapped it.
@@ -136,11 +136,11 @@ pub struct Region {
 
 // SAFETY: threads use the memory by atomic operations, and write to entries that they own by the
 // protocol of the rings.
-unsafe impl Send for Region {}
+unsafe impl Send for RingRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for RingRegion {}
 
-impl Region {
+impl RingRegion {
     /// Allocates at least `len` bytes, page-aligned and zeroed.
     ///
     /// # Errors
@@ -313,7 +313,7 @@ impl virtio_rdma_ring_cqe {
     }
 }
 
-impl Drop for Region {
+impl Drop for RingRegion {
     fn drop(&mut self) {
         if let Some((allocator, resource)) = &self.lender {
             return allocator.free(self.base, *resource);
@@ -444,7 +444,7 @@ plain!(
 pub struct Writer<'a> {
     at: NonNull<u8>,
     left: usize,
-    lifetime: PhantomData<&'a Region>,
+    lifetime: PhantomData<&'a RingRegion>,
 }
 
 impl Writer<'_> {
@@ -575,7 +575,7 @@ pub(crate) mod tests {
     fn a_region_is_shared_memory() {
         let page = page_size();
         for (len, pages) in [(0, 1), (1, 1), (page, 1), (page + 1, 2), (25 * page - 1, 25)] {
-            let region = Region::new(len).unwrap();
+            let region = RingRegion::new(len).unwrap();
             let size = pages * page;
             assert_eq!(region.size(), size);
             assert_eq!(region.addr() % page as u64, 0);
@@ -591,14 +591,14 @@ pub(crate) mod tests {
             });
             assert!(mapping.unwrap().contains(" rw-s "), "{mapping:?}");
         }
-        assert_eq!(Region::new(usize::MAX).err().map(Cause::errno), Some(Errno::ENOMEM));
-        assert_eq!(Region::new(usize::MAX / 2).err().map(Cause::errno), Some(Errno::ENOMEM));
+        assert_eq!(RingRegion::new(usize::MAX).err().map(Cause::errno), Some(Errno::ENOMEM));
+        assert_eq!(RingRegion::new(usize::MAX / 2).err().map(Cause::errno), Some(Errno::ENOMEM));
     }
 
     /// Memory that is no longer needed is given back.
     #[test]
     fn a_region_is_unmapped() {
-        let region = Region::new(1 << 20).unwrap();
+        let region = RingRegion::new(1 << 20).unwrap();
         let at = format!("{:x}-", region.addr());
         let is_mapped = || {
             let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -617,7 +617,7 @@ pub(crate) mod tests {
     fn words_of_the_head() {
         const FIRST: Word = Word::at(0);
         const LAST: Word = Word::at(4092);
-        let region = Region::new(1).unwrap();
+        let region = RingRegion::new(1).unwrap();
         region.store(FIRST, 0x1122_3344, Release);
         region.store(LAST, 5, SeqCst);
         let memory = Memory::new(&region);
@@ -628,8 +628,8 @@ pub(crate) mod tests {
     }
 
     /// Bytes of a region, each of which says where it is.
-    fn patterned(len: usize) -> Region {
-        let region = Region::new(len).unwrap();
+    fn patterned(len: usize) -> RingRegion {
+        let region = RingRegion::new(len).unwrap();
         let memory = Memory::new(&region);
         for at in (0..region.size()).step_by(4) {
             memory.word(at).store(u32::MAX - at as u32, Relaxed);
@@ -638,7 +638,7 @@ pub(crate) mod tests {
     }
 
     /// The words of a region that are not as [`patterned`] left them.
-    fn changed(region: &Region) -> Vec<usize> {
+    fn changed(region: &RingRegion) -> Vec<usize> {
         let memory = Memory::new(region);
         let is_changed = |at: &usize| memory.word(*at).load(Relaxed) != u32::MAX - *at as u32;
         (0..region.size()).step_by(4).filter(is_changed).collect()
@@ -668,7 +668,7 @@ pub(crate) mod tests {
     #[test]
     fn an_entry_is_within_its_region() {
         let ring = Ring::new(0, 128, CQE).unwrap();
-        let region = Region::new(4096).unwrap();
+        let region = RingRegion::new(4096).unwrap();
         for (index, is_there) in [(0, true), (63, true), (64, false), (127, false), (128, true)] {
             assert_eq!(region.writer(ring, index).is_ok(), is_there);
             if is_there {
@@ -724,7 +724,7 @@ pub(crate) mod tests {
     #[test]
     fn a_cqe_is_there_with_its_lap() {
         let ring = Ring::new(128, 4, CQE).unwrap();
-        let region = Region::new(ring.end()).unwrap();
+        let region = RingRegion::new(ring.end()).unwrap();
         let cqe = |index: u32, lap: u32| virtio_rdma_ring_cqe {
             wr_id: 0x1111_2222_3333_4444 + u64::from(index),
             byte_len: 5,
@@ -772,9 +772,9 @@ pub(crate) mod tests {
     /// If the program's allocator has no memory, the provider does not allocate it elsewhere.
     #[test]
     fn no_memory_of_the_program() {
-        let region = Region::lent(1, Some(allocator()), Resource::Cq);
+        let region = RingRegion::lent(1, Some(allocator()), Resource::Cq);
         assert_eq!(region.err().map(Cause::errno), Some(Errno::ENOMEM));
-        assert_eq!(Region::lent(1, None, Resource::Cq).unwrap().size(), page_size());
+        assert_eq!(RingRegion::lent(1, None, Resource::Cq).unwrap().size(), page_size());
     }
 
     /// An allocator is there if the attributes say so, with both functions, and its context
@@ -812,7 +812,7 @@ pub(crate) mod tests {
             attr.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | mask;
             let allocator = new(&attr).unwrap();
             HEARD.set(99);
-            let region = Region::lent(5000, allocator, Resource::Qp).unwrap();
+            let region = RingRegion::lent(5000, allocator, Resource::Qp).unwrap();
             assert_eq!((region.size(), HEARD.get()), (8192, heard));
         }
         for (alloc, free) in [(attr.alloc, None), (None, attr.free), (None, None)] {

@@ -22,7 +22,7 @@ use crate::{
     owed::Doorbell,
     pd::Domain,
     qp_table::Registration,
-    ring::{Allocator, Region, Resource, Ring, Word, Writer},
+    ring::{Allocator, Resource, Ring, RingRegion, Word, Writer},
     wq::{Freed, Head, Posted, State},
     wqe,
     wr::{List, Request},
@@ -58,7 +58,7 @@ pub struct SrqPrivate {
 
 /// The ring of an SRQ.
 struct Shared {
-    region: Region,
+    region: RingRegion,
     state: State,
 }
 
@@ -74,7 +74,7 @@ impl Shared {
         }
         let stride = wqe::RECV_HEADER.saturating_add(wqe::sges(max_sge));
         let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
-        let region = Region::lent(ring.end(), allocator, Resource::Srq)?;
+        let region = RingRegion::lent(ring.end(), allocator, Resource::Srq)?;
         Ok(Self { region, state: State::new(ring) })
     }
 

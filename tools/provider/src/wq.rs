@@ -8,7 +8,7 @@ use crate::{
     errno::{Errno, Result},
     lock::{Lock, Threads},
     qp_table::QueueProgress,
-    ring::{Region, Ring, Word, Writer},
+    ring::{Ring, RingRegion, Word, Writer},
     wqe::Open,
     wr::{List, PostError, Request, WorkRequest},
 };
@@ -31,12 +31,12 @@ impl Head {
     }
 
     /// Returns how many work requests were posted, by the word in the head.
-    pub fn posted(self, region: &Region) -> u32 {
+    pub fn posted(self, region: &RingRegion) -> u32 {
         region.load(self.producer, Acquire)
     }
 
     /// Has the next request ask for the doorbell, which did not ring.
-    pub fn not_rung(self, region: &Region) {
+    pub fn not_rung(self, region: &RingRegion) {
         region.store(self.wake, 1, SeqCst);
     }
 }
@@ -64,7 +64,7 @@ pub enum Freed<'a> {
 
 impl Freed<'_> {
     /// Returns how many entries were freed since RESET.
-    fn count(self, region: &Region) -> u32 {
+    fn count(self, region: &RingRegion) -> u32 {
         match self {
             Self::Completed(progress) => progress.done(),
             // The device read the entries before it counted them.
@@ -111,7 +111,7 @@ impl State {
     /// gets for a cause.
     pub fn post<W: WorkRequest>(
         &mut self,
-        region: &Region,
+        region: &RingRegion,
         head: Head,
         freed: Freed<'_>,
         list: List<'_, W>,
@@ -135,7 +135,11 @@ impl State {
     /// # Errors
     ///
     /// ENOMEM if no entry is free.
-    pub fn entry<'a>(&mut self, region: &'a Region, freed: Freed<'_>) -> Result<Writer<'a>, Cause> {
+    pub fn entry<'a>(
+        &mut self,
+        region: &'a RingRegion,
+        freed: Freed<'_>,
+    ) -> Result<Writer<'a>, Cause> {
         self.reserve(region, freed)?;
         region.writer(self.ring, self.next)
     }
@@ -152,7 +156,7 @@ impl State {
 
     /// Tells the device of the work requests that were written. Returns whether
     /// it sleeps and wants a doorbell, which the caller rings.
-    pub fn publish(&mut self, region: &Region, head: Head, freed: Freed<'_>) -> bool {
+    pub fn publish(&mut self, region: &RingRegion, head: Head, freed: Freed<'_>) -> bool {
         if self.next == self.producer {
             return false;
         }
@@ -169,7 +173,7 @@ impl State {
     }
 
     /// Ensures that an entry is free.
-    fn reserve(&mut self, region: &Region, freed: Freed<'_>) -> Result<(), Cause> {
+    fn reserve(&mut self, region: &RingRegion, freed: Freed<'_>) -> Result<(), Cause> {
         if self.next != self.limit {
             return Ok(());
         }
@@ -219,7 +223,7 @@ impl WorkQueue {
     /// Posts a list, as [`State::post`].
     pub fn post<W: WorkRequest>(
         &self,
-        region: &Region,
+        region: &RingRegion,
         head: Head,
         freed: Freed<'_>,
         list: List<'_, W>,
@@ -230,7 +234,7 @@ impl WorkQueue {
     }
 
     /// Empties the queue, after the QP came to RESET.
-    pub fn reset(&self, region: &Region, head: Head) {
+    pub fn reset(&self, region: &RingRegion, head: Head) {
         *self.state.lock() = State::new(self.ring);
         region.store(head.producer, 0, Relaxed);
     }
@@ -256,7 +260,7 @@ mod tests {
 
     /// A receive queue, and what the device sees of it.
     struct Testbed {
-        region: Region,
+        region: RingRegion,
         queue: WorkQueue,
         progress: QueueProgress,
     }
@@ -264,7 +268,7 @@ mod tests {
     impl Testbed {
         fn new() -> Self {
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
-            let region = Region::new(ring.end()).unwrap();
+            let region = RingRegion::new(ring.end()).unwrap();
             Self {
                 region,
                 queue: WorkQueue::new(ring, Threads::MANY),

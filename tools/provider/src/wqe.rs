@@ -464,7 +464,7 @@ mod tests {
         ah::{Ah, AhPrivate},
         model::device::Memory,
         object::{Blank, Owned},
-        ring::{Region, Ring},
+        ring::{Ring, RingRegion},
         wr::tests::list,
     };
 
@@ -482,12 +482,12 @@ mod tests {
     }
 
     /// An entry to which one request was written.
-    struct Entry(Region, Ring);
+    struct Entry(RingRegion, Ring);
 
     impl Entry {
         fn send(limits: &Limits, wr: &mut ibv_send_wr) -> Result<Self> {
             let ring = Ring::new(256, 4, send_header(limits.qp_type) + 64).unwrap();
-            let region = Region::new(ring.end()).unwrap();
+            let region = RingRegion::new(ring.end()).unwrap();
             send(limits, &list(wr).next().unwrap(), region.writer(ring, 6).unwrap())
                 .map_err(Cause::errno)?;
             Ok(Self(region, ring))
@@ -701,7 +701,7 @@ mod tests {
         let mut wr =
             ibv_recv_wr { wr_id: 4, sg_list: &raw mut sges[0], num_sge: 2, ..Default::default() };
         let ring = Ring::new(256, 1, RECV_HEADER + 32).unwrap();
-        let region = Region::new(ring.end()).unwrap();
+        let region = RingRegion::new(ring.end()).unwrap();
         let writer = || region.writer(ring, 0).unwrap();
         recv(&LIMITS, &list(&mut wr).next().unwrap(), writer()).unwrap();
         let entry: [u64; 6] = Memory::new(&region).read(ring, 0, 0);

@@ -15,7 +15,7 @@ use core::{ffi::c_int, ptr};
 /// The memory that an MR covers, as in ibv_reg_mr_iova2(3) and
 /// ibv_reg_dmabuf_mr(3).
 #[derive(Clone, Copy)]
-pub struct Region {
+pub struct MrRange {
     /// Address of the first byte in the program, or its offset in the dma-buf.
     pub start: usize,
     /// Bytes.
@@ -28,7 +28,7 @@ pub struct Region {
 
 /// Registers memory and fills in `mr`. The kernel pins and checks it: an
 /// address that is not the program's ends in EFAULT.
-pub fn register(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Result {
+pub fn register(pd: Ref<'_, ibv_pd>, region: MrRange, mr: Ref<'_, verbs_mr>) -> Result {
     // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the region's
     // address as a number and does not follow it.
     exchange_core(|cmd, len, resp, resp_len| unsafe {
@@ -51,7 +51,7 @@ pub fn register(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> R
 /// offset, and fills in `mr`. The kernel checks both.
 pub fn register_dmabuf(
     pd: Ref<'_, ibv_pd>,
-    region: Region,
+    region: MrRange,
     fd: c_int,
     mr: Ref<'_, verbs_mr>,
 ) -> Result {
@@ -81,7 +81,7 @@ pub fn reregister(
     mr: Ref<'_, verbs_mr>,
     flags: c_int,
     pd: Option<Ref<'_, ibv_pd>>,
-    region: Region,
+    region: MrRange,
 ) -> Result {
     if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
         let mr = mr.mr();

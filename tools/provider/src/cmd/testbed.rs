@@ -7,7 +7,7 @@ pub use crate::model::uverbs::{
 };
 use crate::{
     bindings::*,
-    cmd::mr::Region,
+    cmd::mr::MrRange,
     model::{
         opened::Opened,
         uverbs::{Command, Kernel, Name},
@@ -147,7 +147,7 @@ impl Testbed {
     }
 }
 
-pub const REGION: Region = Region { start: 0x1000, length: 0x2000, iova: 0x3000, access: 5 };
+pub const REGION: MrRange = MrRange { start: 0x1000, length: 0x2000, iova: 0x3000, access: 5 };
 
 pub const CQ_RING: virtio_rdma_ureq_create_cq =
     virtio_rdma_ureq_create_cq { buf_addr: 0x1111_2222_3333_4444, buf_len: 0x5555 };

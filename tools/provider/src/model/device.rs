@@ -8,7 +8,7 @@ use crate::{
     cq_ring::CqRing,
     object::Owned,
     qp_table::QpTable,
-    ring::{Region, Ring},
+    ring::{Ring, RingRegion},
 };
 use std::{
     mem::{MaybeUninit, offset_of},
@@ -39,7 +39,7 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     /// Returns the memory of a region.
-    pub fn new(region: &Region) -> Self {
+    pub fn new(region: &RingRegion) -> Self {
         Self::at(region.addr())
     }
 

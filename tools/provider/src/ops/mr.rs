@@ -4,7 +4,7 @@
 use super::answer::{created, destroyed};
 use crate::{
     bindings::*,
-    cmd::{self, mr::Region},
+    cmd::{self, mr::MrRange},
     errno::code,
     mr, mw,
     object::Ref,
@@ -20,7 +20,7 @@ pub(super) unsafe extern "C" fn reg_mr(
     hca_va: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    let region = Region { start: addr.addr(), length, iova: hca_va, access };
+    let region = MrRange { start: addr.addr(), length, iova: hca_va, access };
     // SAFETY: the program passes a live PD.
     created(mr::register(unsafe { Ref::new(pd) }, region))
 }
@@ -34,7 +34,7 @@ pub(super) unsafe extern "C" fn reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // The provider is for processors with addresses of 64 bits.
-    let region = Region { start: offset as usize, length, iova, access };
+    let region = MrRange { start: offset as usize, length, iova, access };
     // SAFETY: the program passes a live PD.
     created(mr::register_dmabuf(unsafe { Ref::new(pd) }, region, fd))
 }
@@ -47,7 +47,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let region = Region { start: addr.addr(), length, iova: addr.addr() as u64, access };
+    let region = MrRange { start: addr.addr(), length, iova: addr.addr() as u64, access };
     // SAFETY: the program passes a live MR; the PD is live, or null where the program asks for no
     // other one.
     let (mr, pd) = unsafe { (Ref::new(mr), (!pd.is_null()).then(|| Ref::new(pd))) };
