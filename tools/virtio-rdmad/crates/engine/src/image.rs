@@ -11,7 +11,7 @@
 //!   ([`crate::qp::image`], [`crate::queue::srq`])
 //! * a control command that is under way: it begins once more ([`crate::control::queue`])
 //! * the rate of a flow, and its turn at the guest's limit ([`reliability::Flow`]); how long answers take
-//!   ([`reliability::Window`])
+//!   ([`reliability::SendWindow`])
 //! * what is in the configuration: the features that are offered, and what the guest may do
 
 use std::collections::HashMap;

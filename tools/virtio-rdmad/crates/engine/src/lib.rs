@@ -23,7 +23,7 @@
 //! * `schedule`: which queue a guest's thread visits next: a round, busy polling, reset, freeze
 //! * [`Device`], [`Fabric`] and what they are made with: the face of the engine
 //!
-//! Windows of packets, retransmission and congestion control are in the crate [`reliability`], below all of these.
+//! Send windows, retransmission and congestion control are in the crate [`reliability`], below all of these.
 //!
 //! # Concurrency
 //! What only the guest's own thread touches is locked all the same, but never

@@ -11,7 +11,7 @@
 //! # The two ends
 //! A connection has a requester and a responder. A requester has
 //!
-//! * a [`Window`]: its messages, the PSNs of their packets, and which of them the peer has acknowledged. The window
+//! * a [`SendWindow`]: its messages, the PSNs of their packets, and which of them the peer has acknowledged. The window
 //!   contains the congestion window, the measurement of round trips ([`Probe`]) and the rate of the flow ([`Flow`]);
 //! * a [`Pace`]: how long it pauses while its peer has no receive.
 //!
@@ -27,19 +27,19 @@
 //! # The contract of a requester
 //! The caller does the following, in this order, whenever a packet arrives, a timer expires, or a message is posted:
 //!
-//! 1. **What has happened.** A packet that is not [under way](Window::is_in_flight) is dropped. For another one, the
-//!    caller calls [`Window::handle_ack`] for an acknowledgement, [`Window::handle_sack`] for a selective one, and for
-//!    a NAK of a sequence error `handle_ack` for the PSN in front of it and [`Window::handle_nak`]. For a packet of a
-//!    response it calls [`Window::handle_response`], writes the payload to memory, and calls
-//!    [`Window::accept_response`]. When [`Window::timeout_at`] is over it calls [`Window::handle_timeout`], and when
-//!    [`Window::probe_at`] is over [`Window::handle_probe_timeout`]. For a message it asks [`Window::has_room`] and
-//!    calls [`Window::push`].
-//! 2. **Progress.** If [`Window::take_progress`] says so, the caller renews its retries and forgets both timers.
-//! 3. **Completions.** [`Window::poll_completed`] returns each message that is complete, in order.
-//! 4. **Packets.** As long as [`Window::poll_transmit`] returns a packet and [`Flow::wait`] lets the packet pass, the
-//!    caller sends the packet, and calls [`Window::transmitted`] and [`Flow::sent`]. It sends a question for selective
-//!    acknowledgements if [`Window::poll_sack_question`] returns one.
-//! 5. **Timers.** If [`Window::awaits_answer`] says that an answer is due and no timer runs, the caller sets
+//! 1. **What has happened.** A packet that is not [under way](SendWindow::is_in_flight) is dropped. For another one,
+//!    the caller calls [`SendWindow::handle_ack`] for an acknowledgement, [`SendWindow::handle_sack`] for a selective
+//!    one, and for a NAK of a sequence error `handle_ack` for the PSN in front of it and [`SendWindow::handle_nak`].
+//!    For a packet of a response it calls [`SendWindow::handle_response`], writes the payload to memory, and calls
+//!    [`SendWindow::accept_response`]. When [`SendWindow::timeout_at`] is over it calls [`SendWindow::handle_timeout`],
+//!    and when [`SendWindow::probe_at`] is over [`SendWindow::handle_probe_timeout`]. For a message it asks
+//!    [`SendWindow::has_room`] and calls [`SendWindow::push`].
+//! 2. **Progress.** If [`SendWindow::take_progress`] says so, the caller renews its retries and forgets both timers.
+//! 3. **Completions.** [`SendWindow::poll_completed`] returns each message that is complete, in order.
+//! 4. **Packets.** As long as [`SendWindow::poll_transmit`] returns a packet and [`Flow::wait`] lets the packet pass,
+//!    the caller sends the packet, and calls [`SendWindow::transmitted`] and [`Flow::sent`]. It sends a question for
+//!    selective acknowledgements if [`SendWindow::poll_sack_question`] returns one.
+//! 5. **Timers.** If [`SendWindow::awaits_answer`] says that an answer is due and no timer runs, the caller sets
 //!    `timeout_at` by the time-out of the connection, and `probe_at` by [`Probe::delay`].
 //!
 //! Calls of step 1 may be repeated before the other steps. None of the steps allocates memory by a number that a peer
@@ -53,10 +53,10 @@
 //!
 //! # Example
 //! ```
-//! use reliability::{Kind, Window};
+//! use reliability::{Kind, SendWindow};
 //! use roce::Psn;
 //!
-//! let mut window = Window::new(Psn::new(100));
+//! let mut window = SendWindow::new(Psn::new(100));
 //! window.push("a message of two packets", 2, Kind::default());
 //!
 //! let mut sent = Vec::new();
@@ -79,7 +79,7 @@
 //! ```
 //!
 //! # States that are saved
-//! A [`Window`], an [`Expected`], a [`Held`], a [`Naks`] and a [`Flow`] can be saved, and go on in another process.
+//! A [`SendWindow`], an [`Expected`], a [`Held`], a [`Naks`] and a [`Flow`] can be saved, and go on in another process.
 //! What is loaded is checked: a state that no connection can be in is refused ([`Wrong`]). Times are saved as distances
 //! from now ([`Moment`]).
 
@@ -115,5 +115,5 @@ pub use probe::Probe;
 pub use rate_limit::{RateLimit, Turn};
 pub use saved::{require, Moment, Wrong};
 pub use window::{
-    Kind, Response, SavedWindow, Transmit, Window, MOST_OFFERS, MOST_PACKETS_OF_MESSAGE,
+    Kind, Response, SavedSendWindow, SendWindow, Transmit, MOST_OFFERS, MOST_PACKETS_OF_MESSAGE,
 };

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use crate::expected::{Expected, Verdict};
-use crate::window::{Kind, Response, Window};
+use crate::window::{Kind, Response, SendWindow};
 use roce::{Psn, SackEth};
 
 /// Random numbers that follow from a seed (splitmix64).
@@ -78,7 +78,7 @@ struct Simulation {
     /// Packets by the time at which they arrive, and in the order of sending.
     network: BTreeMap<(u64, u64), Packet>,
     packets: u64,
-    window: Window<Work>,
+    window: SendWindow<Work>,
     expected: Expected,
     /// Messages that had their effect at the responder, in order.
     effects: Vec<u32>,
@@ -106,7 +106,7 @@ impl Simulation {
         let mut random = Random(seed);
         // Many runs wrap around.
         let psn = Psn::new(0xff_fff0).plus(random.within(0..0x20));
-        let mut window = Window::new(psn);
+        let mut window = SendWindow::new(psn);
         window.is_selective = is_selective;
         Self {
             random,

@@ -133,7 +133,7 @@ impl Default for Offer {
     }
 }
 
-/// The packet that is sent next. [`Window::message`] has its message.
+/// The packet that is sent next. [`SendWindow::message`] has its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// The place of its message in the window.
@@ -155,7 +155,7 @@ pub struct Transmit {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Response<'a, T> {
     /// The packet was missing: the message that it answers, and the number of the packet in the response. A caller that
-    /// has taken its payload calls [`Window::accept_response`].
+    /// has taken its payload calls [`SendWindow::accept_response`].
     Missing(&'a T, u32),
     /// The packet has arrived before, or answers no message.
     Unexpected,
@@ -164,7 +164,7 @@ pub enum Response<'a, T> {
 /// The messages of a requester that are not complete, and the state of their transmission. The crate's documentation
 /// has the order in which its methods are called; the module's documentation says what the PSNs mean.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
-pub struct Window<T> {
+pub struct SendWindow<T> {
     /// The messages, the oldest first.
     entries: VecDeque<Entry<T>>,
     /// The number of messages with a response.
@@ -223,7 +223,7 @@ pub struct Window<T> {
 /// again.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the window itself
-pub struct SavedWindow<T> {
+pub struct SavedSendWindow<T> {
     entries: Vec<Entry<T>>,
     snd_una: Psn,
     acked: Psn,
@@ -246,7 +246,7 @@ pub struct SavedWindow<T> {
     sent_at: Option<Moment>,
 }
 
-impl<T> SavedWindow<T> {
+impl<T> SavedSendWindow<T> {
     /// Returns the window at the time `now`. `packets` returns how many packets a message has.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl<T> SavedWindow<T> {
         self,
         now: Instant,
         packets: impl Fn(&T) -> Result<u32, Wrong>,
-    ) -> Result<Window<T>, Wrong> {
+    ) -> Result<SendWindow<T>, Wrong> {
         let Self { entries, snd_una, acked, snd_nxt, snd_max, next_psn, scoreboard, .. } = self;
         require(entries.len() <= MOST_MESSAGES, "too many messages are under way")?;
         let first = entries.first().map_or(next_psn, |entry| entry.first);
@@ -293,7 +293,7 @@ impl<T> SavedWindow<T> {
         self.cwnd.check()?;
         let time = |moment: Option<Moment>| moment.map(|moment| moment.time(now));
         let with_response = entries.iter().filter(|entry| entry.kind.has_response).count();
-        Ok(Window {
+        Ok(SendWindow {
             entries: entries.into(),
             with_response,
             snd_una,
@@ -322,11 +322,11 @@ impl<T> SavedWindow<T> {
     }
 }
 
-impl<T: Clone> Window<T> {
+impl<T: Clone> SendWindow<T> {
     /// Returns the state at the time `now`.
-    pub fn save(&self, now: Instant) -> SavedWindow<T> {
+    pub fn save(&self, now: Instant) -> SavedSendWindow<T> {
         let moment = |time: Option<Instant>| time.map(|time| Moment::of(time, now));
-        SavedWindow {
+        SavedSendWindow {
             entries: self.entries.iter().cloned().collect(),
             snd_una: self.snd_una,
             acked: self.acked,
@@ -351,7 +351,7 @@ impl<T: Clone> Window<T> {
     }
 }
 
-impl<T> Window<T> {
+impl<T> SendWindow<T> {
     /// Returns an empty window. The first packet gets the PSN `psn`.
     pub fn new(psn: Psn) -> Self {
         Self {
@@ -890,7 +890,7 @@ mod tests {
 
     /// Returns how many READs of so many packets are asked for before one is answered.
     fn asked_for(packets: u32) -> usize {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         let kind = Kind { has_response: true, is_fenced: false };
         (0..32).for_each(|number| window.push(number, packets, kind));
         let mut count = 0;
@@ -903,7 +903,7 @@ mod tests {
 
     /// Sends what is due, of one message of 4,096 packets. Returns how many packets were sent, and how many of them
     /// ask for an acknowledgement.
-    fn sends(window: &mut Window<()>) -> (u32, u32) {
+    fn sends(window: &mut SendWindow<()>) -> (u32, u32) {
         let (mut sent, mut asked) = (0, 0);
         while let Some(due) = window.poll_transmit(1) {
             asked += u32::from(due.ack_request);
@@ -915,7 +915,7 @@ mod tests {
 
     #[test]
     fn a_window_begins_with_a_few_packets() {
-        let mut window = Window::new(Psn::new(0xff_fff1));
+        let mut window = SendWindow::new(Psn::new(0xff_fff1));
         window.push((), 4096, Kind::default());
         assert_eq!(sends(&mut window), (16, 1), "the last one asks");
         window.handle_ack(Psn::new(0xff_fff1).plus(15));
@@ -930,7 +930,7 @@ mod tests {
 
     #[test]
     fn a_time_out_begins_with_a_few_packets() {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 4096, Kind::default());
         for sent in [16, 32, 64] {
@@ -951,7 +951,7 @@ mod tests {
 
     #[test]
     fn a_slow_peer_is_sent_one_packet_again() {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 10, Kind::default());
         assert_eq!(sends(&mut window), (10, 2));
@@ -974,7 +974,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_does_not_answer_is_sent_everything_again() {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 10, Kind::default());
         window.push((), 100, Kind { has_response: true, is_fenced: false });
@@ -999,11 +999,11 @@ mod tests {
 
     #[test]
     fn a_slow_responder_is_asked_for_one_packet() {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 100, Kind { has_response: true, is_fenced: false });
         sends(&mut window);
-        let come = |window: &mut Window<()>, psn: u32| {
+        let come = |window: &mut SendWindow<()>, psn: u32| {
             assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
             window.accept_response(Psn::new(psn));
         };
@@ -1032,7 +1032,7 @@ mod tests {
     /// The rate of a flow, or the budget of a round, may keep a tail probe back until its answer is here.
     #[test]
     fn a_tail_probe_ends_with_its_message() {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 4, Kind { has_response: true, is_fenced: false });
         sends(&mut window);
@@ -1044,7 +1044,7 @@ mod tests {
             assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
             window.accept_response(Psn::new(psn));
         }
-        let due = |window: &Window<()>| {
+        let due = |window: &SendWindow<()>| {
             window.poll_transmit(1).map(|due| (due.psn, due.index, due.is_retransmit))
         };
         assert_eq!(due(&window), Some((Psn::new(4), 0, false)), "its message is complete");
@@ -1055,7 +1055,7 @@ mod tests {
 
     #[test]
     fn packets_in_the_window_are_comparable() {
-        let mut window = Window::new(Psn::new(0xff_0000));
+        let mut window = SendWindow::new(Psn::new(0xff_0000));
         assert!(window.has_room(1 << 23), "one message may be of any length");
         window.push((), 1 << 21, Kind::default());
         assert!(window.has_room(1 << 21));
@@ -1075,7 +1075,7 @@ mod tests {
     /// A peer keeps the answers of its last requests, and one that is missing has to stay among them.
     #[test]
     fn answers_behind_a_missing_one_make_no_room() {
-        let mut window = Window::new(Psn::new(0));
+        let mut window = SendWindow::new(Psn::new(0));
         let kind = Kind { has_response: true, is_fenced: false };
         (0..4).for_each(|number| window.push(number, 1, kind));
         (0..2).for_each(|_| window.transmitted());

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PCI configuration space and the layout of the BARs.
 //!
-//! BAR 0 has the virtio structures, BAR 1 the MSI-X table and the pending bits. The client emulates the table itself. It
-//! may ask for the pending bits, as QEMU does, and is told that there are none: the device knows of no mask, and signals
-//! each interrupt at once. What waits for a vector that the guest has masked is known to the client alone. Offsets follow PCI Local Bus 3.0, chapter 6, and VIRTIO 1.3, 4.1.4.
+//! BAR 0 has the virtio structures, BAR 1 the MSI-X table and the pending bits. The client emulates the table itself.
+//! It may ask for the pending bits, as QEMU does, and is told that there are none: the device knows of no mask, and
+//! signals each interrupt at once. What waits for a vector that the guest has masked is known to the client alone.
+//! Offsets follow PCI Local Bus 3.0, chapter 6, and VIRTIO 1.3, 4.1.4.
 
 use crate::wire::region;
 
 /// A structure in BAR 0.
 #[derive(Clone, Copy, Debug)]
-pub struct Window {
+pub struct BarStructure {
     pub offset: u32,
     pub len: u32,
 }
 
-impl Window {
-    /// Returns the offset of `at` in the window, if `[at, at + len)` is inside.
+impl BarStructure {
+    /// Returns the offset of `at` in the structure, if `[at, at + len)` is inside.
     pub fn hit(self, at: u64, len: usize) -> Option<usize> {
         let inside = at.checked_sub(u64::from(self.offset))?;
         let end = inside.checked_add(len as u64)?;
@@ -23,11 +24,11 @@ impl Window {
     }
 }
 
-pub const COMMON: Window = Window { offset: 0x0000, len: 64 };
-pub const ISR: Window = Window { offset: 0x1000, len: 1 };
-pub const DEVICE: Window = Window { offset: 0x2000, len: 0x1000 };
-pub const NOTIFY: Window = Window { offset: 0x3000, len: 0x1000 };
-/// The bytes of the notify window that belong to one queue.
+pub const COMMON: BarStructure = BarStructure { offset: 0x0000, len: 64 };
+pub const ISR: BarStructure = BarStructure { offset: 0x1000, len: 1 };
+pub const DEVICE: BarStructure = BarStructure { offset: 0x2000, len: 0x1000 };
+pub const NOTIFY: BarStructure = BarStructure { offset: 0x3000, len: 0x1000 };
+/// The bytes of the notification structure that belong to one queue.
 pub const NOTIFY_MULTIPLIER: u32 = 4;
 
 pub const BAR0_SIZE: u32 = 0x4000;
@@ -113,7 +114,7 @@ impl ConfigSpace {
     }
 
     fn add_capabilities(&mut self, vectors: u16, config_len: u32) {
-        let device = Window { len: config_len, ..DEVICE };
+        let device = BarStructure { len: config_len, ..DEVICE };
         let mut link = CAPABILITIES;
         let mut at = FIRST_CAPABILITY;
         let mut add = |space: &mut Self, body: &[u8]| {
@@ -128,7 +129,7 @@ impl ConfigSpace {
         add(self, &virtio_cap(CFG_NOTIFY, NOTIFY, &NOTIFY_MULTIPLIER.to_le_bytes()));
         add(self, &virtio_cap(CFG_ISR, ISR, &[]));
         add(self, &virtio_cap(CFG_DEVICE, device, &[]));
-        self.access = add(self, &virtio_cap(CFG_PCI, Window { offset: 0, len: 0 }, &[0; 4]));
+        self.access = add(self, &virtio_cap(CFG_PCI, BarStructure { offset: 0, len: 0 }, &[0; 4]));
         let msix = add(self, &msix_cap(vectors));
         self.allow(msix + 2, &MSIX_CONTROL_WRITABLE.to_le_bytes());
         let pm = add(self, &pm_cap());
@@ -184,12 +185,12 @@ impl ConfigSpace {
 }
 
 /// Returns a virtio capability whose structure is in BAR 0. The link to the next capability comes later.
-fn virtio_cap(kind: u8, window: Window, more: &[u8]) -> Vec<u8> {
+fn virtio_cap(kind: u8, structure: BarStructure, more: &[u8]) -> Vec<u8> {
     let len = u8::try_from(16 + more.len()).unwrap_or(0);
     let bar = u8::try_from(region::BAR0).unwrap_or(0);
     let mut cap = vec![CAP_ID_VENDOR, 0, len, kind, bar, 0, 0, 0];
-    cap.extend(window.offset.to_le_bytes());
-    cap.extend(window.len.to_le_bytes());
+    cap.extend(structure.offset.to_le_bytes());
+    cap.extend(structure.len.to_le_bytes());
     cap.extend(more);
     cap
 }

@@ -9,7 +9,7 @@ use super::objects::MwEntry;
 use super::quota;
 use super::status::Status;
 use crate::base::sync::write;
-use crate::memory::mw::{MwType, Window};
+use crate::memory::mw::{MemoryWindow, MwType};
 
 /// Handles ALLOC_MW.
 pub(super) fn alloc(
@@ -22,7 +22,7 @@ pub(super) fn alloc(
     quota::check(objects.mws.len(), call.hca.quota().mws)?;
     let key = objects.choose_key(keys)?;
     let mwn = objects.mws.insert(MwEntry { key, pdn }).map_err(|_| Status::NoResource)?;
-    write(keys).windows.insert(Window { pdn, kind, key, binding: None });
+    write(keys).windows.insert(MemoryWindow { pdn, kind, key, binding: None });
     objects.pds.enter(pdn);
     Ok(virtio_rdma_rsp_alloc_mw { mwn, rkey: key })
 }

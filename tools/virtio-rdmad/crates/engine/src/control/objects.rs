@@ -21,7 +21,7 @@ use crate::base::table::{Numbers, NumbersImage};
 use crate::memory::fast_reg::FastReg;
 use crate::memory::key_table::KeyTable;
 use crate::memory::mr::{Attributes, Mr};
-use crate::memory::mw::Window;
+use crate::memory::mw::MemoryWindow;
 use crate::memory::page_list::PAGE_SIZE;
 
 /// A memory region as its guest knows it.
@@ -210,7 +210,7 @@ pub(crate) struct ObjectsImage {
     pds: SlabImage<()>,
     xrcds: SlabImage<()>,
     mrs: SlabImage<MrImage>,
-    mws: SlabImage<(Window, bool)>,
+    mws: SlabImage<(MemoryWindow, bool)>,
     next_slot: u16,
     ring_cqs: NumbersImage,
     ring_slots: NumbersImage,
@@ -265,7 +265,7 @@ impl Objects {
         self.xrcds.0 = image.xrcds.load(limits.max_xrcd, |()| Ok(0)).map_err(named("XRCD"))?;
         let mrs = image.mrs.load(limits.max_mr, |mr| self.load_mr(mr, keys, limits));
         self.mrs = mrs.map_err(named("MR"))?;
-        let window = |(window, has_memory): (Window, bool)| {
+        let window = |(window, has_memory): (MemoryWindow, bool)| {
             require(!self.invalid_keys.contains(window.key >> 8), "another one has its key")?;
             keys.load_window(window, has_memory)?;
             self.enter_pd(window.pdn)?;

@@ -13,7 +13,7 @@ use memory::GuestMemory;
 
 use super::fast_reg::{FastReg, Invalidation};
 use super::mr::{Attributes, Backing, Mr, Part, Pin, Reach};
-use super::mw::{Bind, Binding, MwType, Window, Windows};
+use super::mw::{Bind, Binding, MemoryWindow, MemoryWindows, MwType};
 use crate::base::by_key::ByKey;
 use crate::base::image::{require, Wrong};
 use crate::base::limits::MAX_FAST_REG_PAGES;
@@ -44,7 +44,7 @@ pub(crate) struct KeyTable {
     /// not in memory.
     fast_regs: ByKey<FastReg>,
     /// Windows. A window that is bound is in `regions` too, unless it is not in memory.
-    pub windows: Windows,
+    pub windows: MemoryWindows,
     /// The guest's memory.
     memory: GuestMemory,
 }
@@ -94,16 +94,16 @@ impl KeyTable {
     }
 
     /// Returns the state of the window with this key: the window, and whether it has memory.
-    pub fn save_window(&self, key: u32) -> Option<(Window, bool)> {
+    pub fn save_window(&self, key: u32) -> Option<(MemoryWindow, bool)> {
         let window = self.windows.get(key >> 8)?;
         Some((*window, self.regions.contains(key >> 8)))
     }
 
     /// Takes over a window; the region that it is bound to is there already.
-    pub fn load_window(&mut self, window: Window, has_memory: bool) -> Result<(), Wrong> {
-        let Window { key, binding, .. } = window;
+    pub fn load_window(&mut self, window: MemoryWindow, has_memory: bool) -> Result<(), Wrong> {
+        let MemoryWindow { key, binding, .. } = window;
         self.check_new(key)?;
-        self.windows.insert(Window { binding: None, ..window });
+        self.windows.insert(MemoryWindow { binding: None, ..window });
         self.windows.assign(key, binding);
         if !has_memory {
             return Ok(());

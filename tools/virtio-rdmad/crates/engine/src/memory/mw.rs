@@ -90,24 +90,24 @@ impl Bind {
     }
 }
 
-/// A window.
+/// A memory window.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Window {
+pub(crate) struct MemoryWindow {
     /// Its PD.
     pub pdn: u32,
     /// Its type.
     pub kind: MwType,
     /// Its key: that of the last BIND_MW, or the first one.
     pub key: u32,
-    /// `None`: it is FREE.
+    /// The memory that the window is bound to; `None` if the window is FREE.
     pub binding: Option<Binding>,
 }
 
-/// The windows of one device.
+/// The memory windows of one device.
 #[derive(Default)]
-pub(crate) struct Windows {
+pub(crate) struct MemoryWindows {
     /// By the upper 24 bits of the key, of which each window has its own.
-    all: ByKey<Window>,
+    all: ByKey<MemoryWindow>,
     /// Upper 24 bits of the keys of a region, and of a window that is bound to it.
     by_region: BTreeSet<(u32, u32)>,
     /// The place of a QP, and upper 24 bits of the key of a window that is bound to
@@ -115,7 +115,7 @@ pub(crate) struct Windows {
     by_qp: BTreeSet<(Slot, u32)>,
 }
 
-impl Windows {
+impl MemoryWindows {
     /// Returns whether a window has a key with these upper 24 bits.
     pub fn has(&self, key: u32) -> bool {
         self.all.contains(key >> 8)
@@ -133,17 +133,17 @@ impl Windows {
     }
 
     /// Returns the window with these upper 24 bits of its key.
-    pub fn get(&self, index: u32) -> Option<&Window> {
+    pub fn get(&self, index: u32) -> Option<&MemoryWindow> {
         self.all.get(index)
     }
 
     /// Adds a window.
-    pub fn insert(&mut self, window: Window) {
+    pub fn insert(&mut self, window: MemoryWindow) {
         self.all.insert(window.key >> 8, window);
     }
 
     /// Takes the window with these upper 24 bits of its key out, which is FREE.
-    pub fn remove(&mut self, index: u32) -> Option<Window> {
+    pub fn remove(&mut self, index: u32) -> Option<MemoryWindow> {
         self.all.remove(index)
     }
 

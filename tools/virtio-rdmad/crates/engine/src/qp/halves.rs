@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
-use reliability::{Expected, Flow, Pace, Window};
+use reliability::{Expected, Flow, Pace, SendWindow};
 use roce::Psn;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
@@ -254,7 +254,7 @@ pub(crate) struct Requester {
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
     /// What is under way on the wire, if the peer is reached over that.
-    pub window: Option<Box<Window<SendWqe>>>,
+    pub window: Option<Box<SendWindow<SendWqe>>>,
     /// The rate of packets that nobody acknowledges, if it sends some over the wire.
     pub flow: Option<Box<Flow>>,
     /// The last error since RESET.

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
 use memory::{GuestMemory, Pages};
-use reliability::{Expected, HoldQuota, Pace, SavedWindow};
+use reliability::{Expected, HoldQuota, Pace, SavedSendWindow};
 use roce::Psn;
 use serde::{Deserialize, Serialize};
 
@@ -83,7 +83,7 @@ struct RequesterImage {
     retry_left: u8,
     partner: Partner,
     notify_drained: bool,
-    window: Option<Box<SavedWindow<SendWqe>>>,
+    window: Option<Box<SavedSendWindow<SendWqe>>>,
 }
 
 /// The half that receives.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use abi::*;
 use memory::GuestMemory;
-use reliability::Window;
+use reliability::SendWindow;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -1353,7 +1353,7 @@ pub fn know_selective(guest: &Guest, qpn: u32) {
     let qp = guest.device.hca().qps.get(Slot::of_number(qpn).unwrap()).unwrap();
     let mut requester = lock(&qp.requester);
     let psn = requester.sq_psn();
-    let window = requester.window.get_or_insert_with(|| Box::new(Window::new(psn)));
+    let window = requester.window.get_or_insert_with(|| Box::new(SendWindow::new(psn)));
     (window.is_selective, window.names_marked) = (true, true);
     let mut responder = lock(&qp.responder);
     let inbound = responder.inbound.get_or_insert_default();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::*;
-use reliability::Window;
+use reliability::SendWindow;
 use zerocopy::FromZeros;
 
 use super::cable::{cable, over_a_cable, Cable, Faults};
@@ -127,7 +127,7 @@ fn any(device: &Device, is_such: impl Fn(&Qp) -> bool) -> bool {
 #[test]
 fn the_images_have_what_is_under_way() {
     let [requester, responder, virtqueues] = load_all();
-    let window = |is_such: fn(&Window<SendWqe>) -> bool| {
+    let window = |is_such: fn(&SendWindow<SendWqe>) -> bool| {
         any(&requester, |qp| lock(&qp.requester).window.as_deref().is_some_and(is_such))
     };
     assert!(

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use reliability::{Kind, Response, Window};
+use reliability::{Kind, Response, SendWindow};
 use roce::{
     AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
     Position, Psn, Qpn, Reth, RnrTimer, Service, Syndrome, Xrceth,
@@ -36,7 +36,7 @@ use crate::transport::sender::{answer_delay, Sender};
 /// Puts the work request under way into the window; `false` if there is no room.
 pub(crate) fn post(requester: &mut Requester) -> bool {
     let psn = requester.sq_psn();
-    let window = requester.window.get_or_insert_with(|| Box::new(Window::new(psn)));
+    let window = requester.window.get_or_insert_with(|| Box::new(SendWindow::new(psn)));
     let count = packets(requester.wqe.request.total, requester.attr.path_mtu);
     if !window.has_room(count) {
         return false;
