@@ -21,8 +21,8 @@ use crate::queue::virtqueue::Virtqueue;
 use crate::schedule::guest::Guest;
 use crate::schedule::scheduler::{Next, Scheduler};
 use crate::status::{self, DeviceStatus};
+use crate::transport::fabric_core::FabricCore;
 use crate::transport::hca::Hca;
-use crate::transport::network::Network;
 use crate::transport::rights::Rights;
 
 /// Entries of the virtqueues that are no QP's or CQ's; of the control queue, the fewest.
@@ -45,15 +45,15 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes the device of a guest in a network.
-    pub(crate) fn new(network: &Arc<Network<Hca>>, config: DeviceConfig) -> Self {
+    /// Makes the device of a guest in a fabric.
+    pub(crate) fn new(fabric: &Arc<FabricCore<Hca>>, config: DeviceConfig) -> Self {
         let DeviceConfig { name, mac, limits, policy, rings, wake } = config;
         let DevicePolicy { addresses, classes, quota } = policy;
         let limits = limits.clamped();
         let node = mac.unwrap_or_else(random_mac);
-        let shared = Arc::clone(network);
+        let shared = Arc::clone(fabric);
         let hca = Arc::new(Hca::new(name, node, limits, classes, quota, shared, wake));
-        network.add(&hca, Rights::new(mac, addresses));
+        fabric.add(&hca, Rights::new(mac, addresses));
         Self {
             scheduler: Mutex::new(Scheduler::new(hca.jobs.count())),
             guest: Guest::new(hca),
@@ -374,7 +374,7 @@ impl Device {
     pub fn set_policy(&self, policy: DevicePolicy) {
         let DevicePolicy { addresses, classes, quota } = policy;
         let hca = self.hca();
-        hca.network.set_rights(hca, addresses);
+        hca.fabric.set_rights(hca, addresses);
         hca.review_gids();
         hca.classes.set(classes);
         hca.set_quota(quota);

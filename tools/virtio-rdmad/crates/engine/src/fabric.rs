@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A network of guests: the public face of [`Network`].
+//! The fabric of a network: the public face of [`FabricCore`].
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use crate::base::address::Address;
 use crate::base::host::{system_random, Clock, SystemClock, Uplink};
 use crate::config::DeviceConfig;
 use crate::device::Device;
+use crate::transport::fabric_core::FabricCore;
 use crate::transport::hca::Hca;
-use crate::transport::network::Network;
 use crate::transport::wire::inbox;
 
-/// What a network is made with.
+/// The parameters of a new fabric.
 pub struct FabricConfig {
-    /// Its name, for logs.
+    /// The name of the network, for logs.
     pub name: String,
-    /// The time for all devices in it.
+    /// The clock of all devices.
     pub clock: Arc<dyn Clock>,
     /// The way to other hosts, if there is one.
     pub uplink: Option<Arc<dyn Uplink>>,
@@ -31,17 +31,17 @@ impl Default for FabricConfig {
     }
 }
 
-/// A network of guests, who reach each other by address.
+/// A fabric: the RDMA devices of the guests of one network, which reach each other by address.
 pub struct Fabric {
     name: String,
-    network: Arc<Network<Hca>>,
+    core: Arc<FabricCore<Hca>>,
 }
 
 impl Fabric {
-    /// Returns a network without guests.
+    /// Returns a fabric without devices.
     pub fn new(config: FabricConfig) -> Arc<Self> {
-        let network = Arc::new(Network::new(config.clock, config.uplink, config.random));
-        Arc::new(Self { name: config.name, network })
+        let core = Arc::new(FabricCore::new(config.clock, config.uplink, config.random));
+        Arc::new(Self { name: config.name, core })
     }
 
     /// Returns the network's name.
@@ -49,23 +49,23 @@ impl Fabric {
         &self.name
     }
 
-    /// Returns where the devices find each other.
+    /// Returns the part in which the devices find each other.
     #[cfg(test)]
-    pub(crate) fn network(&self) -> &Network<Hca> {
-        &self.network
+    pub(crate) fn core(&self) -> &FabricCore<Hca> {
+        &self.core
     }
 
     /// Takes in a frame of RoCE v2 that came over the uplink: a packet, or a train of packets whose
     /// segments have `segment` bytes; 0 stands for a packet. The thread of the guest that it is for looks
     /// into it. Returns whether a guest has the address that it is sent to, and room for it.
     pub fn receive(&self, frame: &[u8], segment: u16) -> bool {
-        inbox::receive(&self.network, frame, segment)
+        inbox::receive(&self.core, frame, segment)
     }
 
     /// Returns whether a frame is a packet of RoCE v2, as far as its headers up to UDP tell, that is sent to
     /// the address of a guest.
     pub fn has_destination(&self, frame: &[u8]) -> bool {
-        inbox::has_destination(&self.network, frame)
+        inbox::has_destination(&self.core, frame)
     }
 
     /// Returns whether a frame that the guest with this MAC address sent by its own interface may go to devices. A
@@ -74,11 +74,11 @@ impl Fabric {
     pub fn may_send(&self, mac: [u8; 6], frame: &[u8]) -> bool {
         // A tag with the number 0 tells of a priority alone.
         let address = |gid, vlan: Option<u16>| Address { gid, vlan: vlan.filter(|it| *it != 0) };
-        roce::source(frame).is_none_or(|(gid, vlan)| self.network.is_of(mac, &address(gid, vlan)))
+        roce::source(frame).is_none_or(|(gid, vlan)| self.core.is_of(mac, &address(gid, vlan)))
     }
 
     /// Adds a guest's device. It leaves when the last handle to it is dropped.
     pub fn add_device(&self, config: DeviceConfig) -> Arc<Device> {
-        Arc::new(Device::new(&self.network, config))
+        Arc::new(Device::new(&self.core, config))
     }
 }

@@ -128,10 +128,10 @@ impl Image {
         hca.limits.check(&self.limits)?;
         let own = Arc::as_ptr(hca);
         let has_id = |other: &Hca| !std::ptr::eq(other, own) && other.identity.id() == self.id;
-        if hca.network.any(has_id) {
+        if hca.fabric.any(has_id) {
             return Err(LoadError::Twin);
         }
-        let may_keep = |address: &Address| is_host(address) && hca.network.may_keep(address, hca);
+        let may_keep = |address: &Address| is_host(address) && hca.fabric.may_keep(address, hca);
         match self.gids.iter().find(|(_, address)| !may_keep(address)) {
             Some((_, address)) => Err(LoadError::Address(*address)),
             None => Ok(()),
@@ -218,7 +218,7 @@ pub(crate) fn visit_all(guest: &Guest) {
 fn join_groups(hca: &Arc<Hca>) {
     for (slot, qp) in hca.qps.iter() {
         for gid in &lock(&qp.responder).groups {
-            hca.network.join(*gid, hca, slot);
+            hca.fabric.join(*gid, hca, slot);
         }
     }
 }

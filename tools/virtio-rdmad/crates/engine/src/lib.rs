@@ -2,7 +2,7 @@
 
 //! The verbs of the virtio-rdma device.
 //!
-//! A [`Fabric`] is one network; a [`Device`] is the RDMA device of one guest in
+//! A [`Fabric`] is the RDMA part of one network; a [`Device`] is the RDMA device of one guest in
 //! it. The engine does no I/O and starts no thread: a transport gives it guest
 //! memory and rings, and calls [`Device::run`] from the one thread that serves
 //! the guest. Messages between two guests of a fabric are one copy from the

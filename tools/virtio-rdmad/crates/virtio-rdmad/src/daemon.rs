@@ -365,7 +365,8 @@ fn set_stay(remover: &mut Option<Remover>, stay: bool) {
     }
 }
 
-/// A network, its switch if it has an uplink or network interfaces of guests, and the intake of an uplink.
+/// A network: the fabric of its RDMA devices, its switch if it has an uplink or network interfaces of guests, and the
+/// intake of an uplink.
 struct Network {
     fabric: Arc<Fabric>,
     switch: Option<Arc<Switch>>,

@@ -34,7 +34,7 @@ pub(super) fn attach(call: &mut Call<'_>, request: &virtio_rdma_cmd_mcast) -> Re
     call.objects.attachments.add(gid);
     responder.groups.push(gid);
     drop(responder);
-    hca.network.join(gid, hca, slot);
+    hca.fabric.join(gid, hca, slot);
     Ok(())
 }
 
@@ -49,6 +49,6 @@ pub(super) fn detach(call: &mut Call<'_>, request: &virtio_rdma_cmd_mcast) -> Re
     responder.groups.swap_remove(at.ok_or(Status::NoObject)?);
     drop(responder);
     call.objects.attachments.remove(&gid);
-    hca.network.leave(&gid, hca, slot);
+    hca.fabric.leave(&gid, hca, slot);
     Ok(())
 }

@@ -80,7 +80,7 @@ pub(super) fn modify(
     }
     if config.wq.kind.is_connected() && mask & VIRTIO_RDMA_QP_AV != 0 {
         let dgid = change.attr.ah_attr.grh.dgid;
-        let other = hca.network.find(&change.source.beside(dgid));
+        let other = hca.fabric.find(&change.source.beside(dgid));
         let partner = Partner::new(other.map(|device| device.identity.id()));
         requester.partner = partner;
         responder.partner = partner;
@@ -125,7 +125,7 @@ fn invite(hca: &Hca, is_connected: bool, change: &Change) {
         return;
     }
     let Change { attr, source } = change;
-    let Some(device) = hca.network.find(&source.beside(attr.ah_attr.grh.dgid)) else { return };
+    let Some(device) = hca.fabric.find(&source.beside(attr.ah_attr.grh.dgid)) else { return };
     if let Some(slot) = device.slot_of(attr.dest_qp_num) {
         device.make_ready(device.jobs.send(slot));
     }

@@ -58,7 +58,7 @@ pub(crate) struct Control {
 impl Control {
     /// Returns the control queue of a guest that made no object.
     pub fn new(hca: &Hca) -> Self {
-        let objects = Objects::new(&hca.limits, hca.network.random());
+        let objects = Objects::new(&hca.limits, hca.fabric.random());
         Self { queue: Virtqueue::default(), request: None, reply: None, objects }
     }
 

@@ -106,7 +106,7 @@ impl Reset {
             };
             if let Some(gid) = responder.groups.pop() {
                 drop((requester, responder));
-                hca.network.leave(&gid, hca, slot);
+                hca.fabric.leave(&gid, hca, slot);
                 return Step::More;
             }
             requester.reset();

@@ -129,7 +129,7 @@ impl Scheduler {
         hca.ready.take(&mut self.active);
         let mut round = Round::default();
         round.budget.stopwatch = std::mem::take(&mut self.stopwatch);
-        round.budget.stopwatch.begin(hca.network.clock());
+        round.budget.stopwatch.begin(hca.fabric.clock());
         let next = self.change_or_round(guest, &mut round, budget);
         self.stopwatch = std::mem::take(&mut round.budget.stopwatch);
         next

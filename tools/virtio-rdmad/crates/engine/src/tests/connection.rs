@@ -343,7 +343,7 @@ fn addresses_of_others_may_come_and_go() {
     let [a, b] = pair.ends;
     let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 64, a.key)]).rdma(DATA, b.key);
     let look_ups = |pair: &Pair| {
-        pair.a.device.hca().network.look_ups.load(std::sync::atomic::Ordering::Relaxed)
+        pair.a.device.hca().fabric.look_ups.load(std::sync::atomic::Ordering::Relaxed)
     };
     for round in 0..10 {
         let before = look_ups(&pair);

@@ -74,7 +74,7 @@ fn check_is_fresh(device: &Device, fabric: &Arc<Fabric>) {
         (0, 0, 0, 0, 0)
     );
     let address = crate::Address { gid: gid(1), vlan: None };
-    assert!(!fabric.network().has(&address), "an address is left");
+    assert!(!fabric.core().has(&address), "an address is left");
     assert!(status.counters.iter().all(|(_, value)| *value == 0));
 }
 

@@ -297,7 +297,7 @@ pub fn a_member_that_goes_is_forgotten() {
     let b = pair.ends[1];
     pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
     pair.b.device.reset();
-    assert!(pair.fabric.network().group(&group(1)).is_none());
+    assert!(pair.fabric.core().group(&group(1)).is_none());
     cast(&mut pair, group(1), ALL_QPS, QKEY);
     sent(&mut pair);
     assert_eq!(pair.a.device.counter(Counter::DropUnreachable), 1);

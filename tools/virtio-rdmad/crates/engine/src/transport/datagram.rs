@@ -12,8 +12,8 @@ use abi::{
 use roce::Qpn;
 
 use super::batch::{CompletionBatch, Traffic};
+use super::fabric_core::Member;
 use super::hca::Hca;
-use super::network::Member;
 use super::observe;
 use super::receive::{Received, Receiver};
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
@@ -152,7 +152,7 @@ impl Datagram<'_> {
         batch: &mut CompletionBatch,
     ) -> Result<Reached, Counter> {
         let target = source.beside(self.dgid);
-        let device = hca.network.find(&target).ok_or(Counter::DropUnreachable)?;
+        let device = hca.fabric.find(&target).ok_or(Counter::DropUnreachable)?;
         let slot = device.slot_of(qpn).ok_or(Counter::DropUnreachable)?;
         let is_observed = self.arrive(&device, slot, cache, batch)?;
         Ok(Reached { device, slot, is_observed })

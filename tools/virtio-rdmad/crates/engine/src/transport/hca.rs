@@ -15,7 +15,7 @@ use abi::{VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR};
 use reliability::{HoldQuota, RateLimit};
 use roce::Psn;
 
-use super::network::Network;
+use super::fabric_core::FabricCore;
 use crate::base::address::Address;
 use crate::base::counters::{Counter, Stats};
 use crate::base::features::Features;
@@ -122,8 +122,8 @@ pub(crate) struct Hca {
     pub message_limit: RateLimit,
     /// What its connections hold of packets that came too early.
     pub hold_quota: HoldQuota,
-    /// Where the other devices are.
-    pub network: Arc<Network<Hca>>,
+    /// The fabric of the device, by which it finds the other devices.
+    pub fabric: Arc<FabricCore<Hca>>,
     /// CQs by number.
     pub cqs: Table<Mutex<Cq>>,
     /// QPs by place: their number less one.
@@ -159,7 +159,7 @@ impl Hca {
         limits: Limits,
         classes: TrafficClasses,
         quota: Quota,
-        network: Arc<Network<Self>>,
+        fabric: Arc<FabricCore<Self>>,
         wake: Arc<dyn Wake>,
     ) -> Self {
         let jobs = Jobs::new(&limits);
@@ -169,14 +169,14 @@ impl Hca {
             stats: Stats::new(name),
             inbox: Mutex::default(),
             classes: CurrentClasses::new(classes),
-            rate_limit: RateLimit::new(quota.wire_rate, network.clock().now()),
-            message_limit: RateLimit::new(quota.message_rate, network.clock().now()),
+            rate_limit: RateLimit::new(quota.wire_rate, fabric.clock().now()),
+            message_limit: RateLimit::new(quota.message_rate, fabric.clock().now()),
             quota: Mutex::new(quota),
             hold_quota: HoldQuota::default(),
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Qps {
                 table: Table::new(limits.max_qp.max(limits.ring_qp)),
-                clock: GuestClock::new(network.clock()),
+                clock: GuestClock::new(fabric.clock()),
             },
             srqs: Table::new(limits.max_srq),
             status: Mutex::default(),
@@ -190,7 +190,7 @@ impl Hca {
             wake,
             observer: RwLock::default(),
             needs_reset: AtomicBool::new(false),
-            network,
+            fabric,
             limits,
         }
     }
@@ -276,7 +276,7 @@ impl Hca {
         let mut gids = lock(&self.gids);
         let entry = gids.get_mut(index).ok_or(GidError::NoEntry)?;
         // With the table locked, so that no change of what is allowed comes between.
-        if !self.network.may_use(&address, self) {
+        if !self.fabric.may_use(&address, self) {
             return Err(GidError::Forbidden);
         }
         self.put_gid(entry, address)
@@ -297,7 +297,7 @@ impl Hca {
         if *entry == Some(new) {
             return Ok(());
         }
-        if !self.network.claim(address, self) {
+        if !self.fabric.claim(address, self) {
             return Err(GidError::Taken);
         }
         self.forget_gid(entry.replace(new));
@@ -322,7 +322,7 @@ impl Hca {
     /// Releases the address of an entry that was replaced.
     fn forget_gid(&self, entry: Option<GidEntry>) {
         if let Some(GidEntry { address, is_withdrawn: false }) = entry {
-            self.network.release(address, self);
+            self.fabric.release(address, self);
         }
     }
 
@@ -330,15 +330,15 @@ impl Hca {
     /// back that it may use again and that no other guest has taken.
     pub fn review_gids(self: &Arc<Self>) {
         for entry in lock(&self.gids).iter_mut().flatten() {
-            let is_withdrawn = !self.network.may_keep(&entry.address, self);
+            let is_withdrawn = !self.fabric.may_keep(&entry.address, self);
             if is_withdrawn == entry.is_withdrawn {
                 continue;
             }
             if is_withdrawn {
-                self.network.release(entry.address, self);
+                self.fabric.release(entry.address, self);
                 entry.is_withdrawn = true;
-            } else if self.network.may_use(&entry.address, self) {
-                entry.is_withdrawn = !self.network.claim(entry.address, self);
+            } else if self.fabric.may_use(&entry.address, self) {
+                entry.is_withdrawn = !self.fabric.claim(entry.address, self);
             }
         }
     }

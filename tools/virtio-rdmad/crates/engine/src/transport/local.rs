@@ -17,7 +17,7 @@ use crate::qp::halves::Requester;
 /// this network.
 #[inline]
 pub(crate) fn find_peer(hca: &Arc<Hca>, half: &mut RequesterHalf) {
-    let generation = hca.network.generation();
+    let generation = hca.fabric.generation();
     if half.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
         find_peer_again(hca, half, generation);
     }
@@ -35,12 +35,12 @@ fn find_peer_again(hca: &Arc<Hca>, half: &mut RequesterHalf, generation: u64) {
 fn look_up_peer(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) -> Option<Peer> {
     let attr = &requester.attr;
     // A device sends from no GID but its own.
-    let (own, own_tenure) = hca.network.find_owner(&requester.source)?;
+    let (own, own_tenure) = hca.fabric.find_owner(&requester.source)?;
     if !Arc::ptr_eq(&own, hca) {
         return None;
     }
     let target = requester.source.beside(attr.ah_attr.grh.dgid);
-    let (device, tenure) = hca.network.find_owner(&target)?;
+    let (device, tenure) = hca.fabric.find_owner(&target)?;
     if !requester.partner.is(device.identity.id()) {
         return None;
     }

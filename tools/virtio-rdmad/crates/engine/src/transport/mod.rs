@@ -4,11 +4,11 @@
 
 pub(crate) mod batch;
 pub(crate) mod datagram;
+pub(crate) mod fabric_core;
 pub(crate) mod failure;
 pub(crate) mod hca;
 pub(crate) mod local;
 pub(crate) mod message;
-pub(crate) mod network;
 mod observe;
 pub(crate) mod receive;
 pub(crate) mod receive_queue;

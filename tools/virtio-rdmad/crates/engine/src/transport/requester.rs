@@ -77,7 +77,7 @@ pub(crate) fn last_visit(hca: &Arc<Hca>, slot: Slot) -> u64 {
         return 0;
     }
     let mut round = Round::default();
-    round.budget.stopwatch.begin(hca.network.clock());
+    round.budget.stopwatch.begin(hca.fabric.clock());
     round.begin(u32::MAX, true);
     visit(hca, slot, &mut round);
     round.end();
@@ -264,7 +264,7 @@ impl Sender<'_> {
     /// if it has no address at present.
     #[inline]
     fn is_away(&self, half: &RequesterHalf) -> bool {
-        let generation = self.hca.network.generation();
+        let generation = self.hca.fabric.generation();
         if half.peer.as_ref().is_some_and(|peer| peer.generation == generation) {
             return false;
         }

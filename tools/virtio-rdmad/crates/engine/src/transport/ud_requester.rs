@@ -82,7 +82,7 @@ pub(crate) fn send(
     }
     if datagram.is_multicast() {
         let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
-        let members = hca.network.group(&av.dgid).filter(|_| is_group);
+        let members = hca.fabric.group(&av.dgid).filter(|_| is_group);
         if requester.members.is_none() {
             batch.count(Counter::MulticastXmitPackets, 1);
             let leaves = is_group && is_group_away(hca, &source, &av.dgid);

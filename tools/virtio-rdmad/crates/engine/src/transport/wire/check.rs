@@ -49,7 +49,7 @@ pub(super) fn source(headers: &Headers) -> Address {
 /// Checks that a packet does not pretend to come from a guest of this network, whose packets to another
 /// guest never come over the wire.
 pub(super) fn check_source(hca: &Hca, source: &Address) -> Result<(), Counter> {
-    if hca.network.has(source) {
+    if hca.fabric.has(source) {
         return Err(Counter::DropSpoofed);
     }
     Ok(())

@@ -20,8 +20,8 @@ use crate::base::slot::Slot;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Data};
 use crate::transport::datagram::{count_drop, Datagram, MTU};
+use crate::transport::fabric_core::Member;
 use crate::transport::hca::Hca;
-use crate::transport::network::Member;
 use crate::transport::observe;
 use crate::transport::round::Round;
 
@@ -140,10 +140,10 @@ pub(crate) fn arrive_at_group(
     }
     // Members in the network of the sender have it already: a switch may send it back there.
     let source = Address { gid: headers.ip.source_gid(), vlan: datagram.vlan };
-    if hca.network.has(&source) {
+    if hca.fabric.has(&source) {
         return Err(Counter::DropEcho);
     }
-    let group = hca.network.group(&datagram.dgid);
+    let group = hca.fabric.group(&datagram.dgid);
     let is_own = |member: &&Arc<Member<Hca>>| member.device.as_ptr() == Arc::as_ptr(hca);
     for member in group.iter().flat_map(|group| group.iter()).filter(is_own) {
         let Round { remote, batch, budget, .. } = round;

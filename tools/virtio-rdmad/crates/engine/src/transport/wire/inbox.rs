@@ -13,27 +13,27 @@ use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::queues::Jobs;
 use crate::base::sync::lock;
+use crate::transport::fabric_core::FabricCore;
 use crate::transport::hca::Hca;
-use crate::transport::network::Network;
 use crate::transport::round::Round;
 
 /// Takes in a frame, as [`crate::Fabric::receive`]. Any thread.
-pub(crate) fn receive(network: &Network<Hca>, frame: &[u8], segment: u16) -> bool {
+pub(crate) fn receive(fabric: &FabricCore<Hca>, frame: &[u8], segment: u16) -> bool {
     let Some((gid, vlan)) = roce::destination(frame) else { return false };
     if is_multicast(&gid) {
-        return receive_for_group(network, &gid, vlan, frame, segment);
+        return receive_for_group(fabric, &gid, vlan, frame, segment);
     }
-    find(network, gid, vlan, frame).is_some_and(|hca| put(&hca, frame, segment))
+    find(fabric, gid, vlan, frame).is_some_and(|hca| put(&hca, frame, segment))
 }
 
 /// Returns the guest that a frame is for. A tag with the number 0 may tell of VLAN 0, or of a priority alone:
 /// the guest with the frame's MAC address that has no address in VLAN 0 gets what is for its address in no VLAN.
-fn find(network: &Network<Hca>, gid: Gid, vlan: Option<u16>, frame: &[u8]) -> Option<Arc<Hca>> {
-    let tagged = network.find(&Address { gid, vlan });
+fn find(fabric: &FabricCore<Hca>, gid: Gid, vlan: Option<u16>, frame: &[u8]) -> Option<Arc<Hca>> {
+    let tagged = fabric.find(&Address { gid, vlan });
     if vlan != Some(0) {
         return tagged;
     }
-    let untagged = network.find(&Address { gid, vlan: None });
+    let untagged = fabric.find(&Address { gid, vlan: None });
     match untagged {
         Some(hca) if frame.starts_with(&hca.identity.mac()) && !hca.is_in_vlan(vlan) => Some(hca),
         untagged => tagged.or(untagged),
@@ -41,20 +41,20 @@ fn find(network: &Network<Hca>, gid: Gid, vlan: Option<u16>, frame: &[u8]) -> Op
 }
 
 /// Returns whether a guest has the address that a frame is sent to, as [`crate::Fabric::has_destination`].
-pub(crate) fn has_destination(network: &Network<Hca>, frame: &[u8]) -> bool {
-    roce::destination(frame).is_some_and(|(gid, vlan)| find(network, gid, vlan, frame).is_some())
+pub(crate) fn has_destination(fabric: &FabricCore<Hca>, frame: &[u8]) -> bool {
+    roce::destination(frame).is_some_and(|(gid, vlan)| find(fabric, gid, vlan, frame).is_some())
 }
 
 /// Puts a frame into the inbox of each guest in its VLAN that has a QP in this multicast group. Returns whether
 /// one of them has room for it.
 fn receive_for_group(
-    network: &Network<Hca>,
+    fabric: &FabricCore<Hca>,
     group: &Gid,
     vlan: Option<u16>,
     frame: &[u8],
     segment: u16,
 ) -> bool {
-    let Some(members) = network.group(group) else { return false };
+    let Some(members) = fabric.group(group) else { return false };
     let mut guests: Vec<Arc<Hca>> = Vec::new();
     for hca in members.iter().filter_map(|member| member.device.upgrade()) {
         if !guests.iter().any(|guest| Arc::ptr_eq(guest, &hca))

@@ -41,21 +41,21 @@ fn service(kind: QpType) -> Service {
 /// network has that, and there is an uplink.
 #[inline]
 pub(crate) fn is_away(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
-    hca.network.uplink().is_some() && is_elsewhere(hca, source, dgid)
+    hca.fabric.uplink().is_some() && is_elsewhere(hca, source, dgid)
 }
 
 fn is_elsewhere(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
-    !is_multicast(dgid) && may_send(hca, source, dgid) && !hca.network.has(&source.beside(*dgid))
+    !is_multicast(dgid) && may_send(hca, source, dgid) && !hca.fabric.has(&source.beside(*dgid))
 }
 
 /// Returns whether datagrams from an address of an HCA to a multicast group go over the wire, besides to the
 /// members in this network: there is an uplink.
 pub(crate) fn is_group_away(hca: &Hca, source: &Address, group: &Gid) -> bool {
-    hca.network.uplink().is_some() && may_send(hca, source, group)
+    hca.fabric.uplink().is_some() && may_send(hca, source, group)
 }
 
 /// Returns whether an HCA may send packets with these addresses. An HCA sends from no GID but its own, and
 /// both addresses of a packet are of one family.
 fn may_send(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
-    hca.network.is_owner(source, hca) && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
+    hca.fabric.is_owner(source, hca) && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
 }

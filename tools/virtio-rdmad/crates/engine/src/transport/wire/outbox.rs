@@ -89,7 +89,7 @@ impl Packets {
         if count == 0 {
             return;
         }
-        let uplink = hca.network.uplink().filter(|_| hca.network.is_owner(&self.source, hca));
+        let uplink = hca.fabric.uplink().filter(|_| hca.fabric.is_owner(&self.source, hca));
         if uplink.is_none() {
             hca.stats.add(Counter::DropNotOwn, count);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The network that devices reach each other in: which device has which address, and which QPs are
-//! attached to which multicast group.
+//! The core of a fabric: which device has which address, which QPs are attached to which multicast group, and the
+//! clock, the uplink and the random numbers of all its devices.
 //!
 //! A device `D` is a handle and nothing more here.
 
@@ -20,9 +20,9 @@ use crate::base::tenure::Tenure;
 /// The device that has an address.
 struct Owner<D> {
     device: Weak<D>,
-    /// In how many entries of its GID table.
+    /// The number of entries of its GID table that have the address.
     entries: u32,
-    /// For how long.
+    /// Ends when the device has the address no longer.
     tenure: Tenure,
 }
 
@@ -40,27 +40,27 @@ pub(crate) struct Member<D> {
 /// to the group holds no lock.
 type Group<D> = Arc<[Arc<Member<D>>]>;
 
-/// A network. Any thread may use it; its locks are leaves.
-pub(crate) struct Network<D> {
+/// The core of a fabric. Any thread may use it; its locks are leaves.
+pub(crate) struct FabricCore<D> {
     clock: Arc<dyn Clock>,
     /// The way to other hosts, if there is one.
     uplink: Option<Arc<dyn Uplink>>,
     random: fn() -> u64,
-    /// All devices, and what addresses each may use.
+    /// All devices, and the addresses that each may use.
     devices: RwLock<Vec<(Weak<D>, Rights)>>,
     owners: RwLock<HashMap<Address, Owner<D>>>,
-    /// Changes whenever an owner does, so that what was found can be kept.
+    /// Changes whenever an address changes hands. A device that was found by its address may be remembered until then.
     generation: AtomicU64,
     groups: RwLock<HashMap<Gid, Group<D>>>,
-    /// How many members there ever were of groups.
+    /// The number of members that groups ever had.
     members: AtomicU64,
-    /// How many devices were looked for.
+    /// The number of look-ups of devices.
     #[cfg(test)]
     pub look_ups: AtomicU64,
 }
 
-impl<D> Network<D> {
-    /// Returns a network without devices.
+impl<D> FabricCore<D> {
+    /// Returns the core of a fabric without devices.
     pub fn new(
         clock: Arc<dyn Clock>,
         uplink: Option<Arc<dyn Uplink>>,
