@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Steps of what goes on object by object.
+//! Steps of a change that goes from object to object.
 
 use std::sync::{Mutex, MutexGuard};
 
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::try_lock;
 
-/// What one step of a change leaves.
+/// What a step of a change (of memory, a reset, a freeze) leaves to be done.
 pub(crate) enum Step {
     /// There are more steps.
     More,

@@ -20,7 +20,7 @@ use super::receive::Receiver;
 use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
 use super::round::Round;
-use super::sender::{answer_delay, traffic, Sender, Step};
+use super::sender::{answer_delay, traffic, Progress, Sender};
 use super::ud_requester;
 use super::wire::is_away;
 use super::wire::mirror::Chunk;
@@ -129,14 +129,14 @@ impl Sender<'_> {
                 self.step(requester, round)
             } else {
                 let Requester { queue, wqe, .. } = &mut requester.requester;
-                Step::Next(queue.pop_send(wqe, &self.config.wq))
+                Progress::Next(queue.pop_send(wqe, &self.config.wq))
             };
             match step {
-                Step::Partial => {}
-                Step::End(status) => self.finish(requester, status, &mut round.batch),
-                Step::Wait => return Visit::Parked,
-                Step::Again => return Visit::More,
-                Step::Next(popped) => {
+                Progress::Partial => {}
+                Progress::End(status) => self.finish(requester, status, &mut round.batch),
+                Progress::Wait => return Visit::Parked,
+                Progress::Again => return Visit::More,
+                Progress::Next(popped) => {
                     let found = self.begin(requester, popped, round);
                     if !found && self.qp.state() == QpState::Rts {
                         let is_empty = round.budget.left() == before;
@@ -186,26 +186,26 @@ impl Sender<'_> {
 
     /// Goes on with the work request under way, and with those behind it as long as the peer does
     /// what they ask for.
-    fn step(&self, half: &mut RequesterHalf, round: &mut Round) -> Step {
+    fn step(&self, half: &mut RequesterHalf, round: &mut Round) -> Progress {
         let requester = &mut half.requester;
         if self.hca.message_limit.rate().is_some() && self.holds_message(requester) {
-            return Step::Wait;
+            return Progress::Wait;
         }
         if !self.config.wq.kind.is_connected() {
             return self.step_datagram(requester, round);
         }
         if !offers(&self.hca.features, requester.wqe.request.operation) {
             round.budget.spend(0);
-            return Step::End(WcStatus::LocalQpOperation);
+            return Progress::End(WcStatus::LocalQpOperation);
         }
         if requester.wqe.request.operation.is_local() {
             if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
                 // What is in front of it may still need the memory.
-                return Step::Wait;
+                return Progress::Wait;
             }
             round.budget.spend(0);
             let status = self.manage_memory(&requester.wqe, round);
-            return status.map_or(Step::Again, Step::End);
+            return status.map_or(Progress::Again, Progress::End);
         }
         if half.window.is_some() || self.is_away(half) {
             return self.step_on_wire(half, round);
@@ -213,7 +213,7 @@ impl Sender<'_> {
         let mut local = Mappings::new();
         let len = match self.next_chunk(half, round, &mut local) {
             Ok(len) => len,
-            Err(status) => return Step::End(status),
+            Err(status) => return Progress::End(status),
         };
         find_peer(self.hca, half);
         let RequesterHalf { peer, requester } = half;
@@ -227,35 +227,35 @@ impl Sender<'_> {
             Err(Nak::Unreachable | Nak::Silence) => self.no_answer(half),
             Err(Nak::Restart) => {
                 requester.done = 0;
-                Step::Partial
+                Progress::Partial
             }
             Err(Nak::Again) => {
                 // The data is there. Only the end of the message is asked for again.
                 requester.done = requester.wqe.request.total;
                 self.stop_waiting(requester);
-                Step::Again
+                Progress::Again
             }
             Err(Nak::NotReady(timer)) => match rnr::not_ready(self.hca, self.slot, half, timer) {
-                Retry::Later => Step::Wait,
-                Retry::Exceeded => Step::End(WcStatus::RnrRetryExceeded),
+                Retry::Later => Progress::Wait,
+                Retry::Exceeded => Progress::End(WcStatus::RnrRetryExceeded),
             },
-            Err(Nak::Failed(status)) => Step::End(status),
+            Err(Nak::Failed(status)) => Progress::End(status),
         }
     }
 
     /// Sends the datagram under way, or goes on with it: one to a large group takes several steps.
-    fn step_datagram(&self, requester: &mut Requester, round: &mut Round) -> Step {
+    fn step_datagram(&self, requester: &mut Requester, round: &mut Round) -> Progress {
         if requester.members.is_none() {
             if self.hca.rate_limit.rate().is_some() && self.holds_datagram(requester) {
-                return Step::Wait;
+                return Progress::Wait;
             }
             round.budget.spend(requester.wqe.request.total);
         }
         match ud_requester::send(self.hca, self.slot, requester, self.config, round) {
-            Ok(status) => Step::End(status),
+            Ok(status) => Progress::End(status),
             Err(left) => {
                 requester.members = Some(left);
-                Step::Partial
+                Progress::Partial
             }
         }
     }
@@ -278,7 +278,7 @@ impl Sender<'_> {
     /// Checks the local side of the work request under way, and puts it among those that are sent in
     /// packets.
     #[cold]
-    fn step_on_wire(&self, requester: &mut Requester, round: &mut Round) -> Step {
+    fn step_on_wire(&self, requester: &mut Requester, round: &mut Round) -> Progress {
         requester.partner.uses_wire();
         if self.config.wq.kind == QpType::Uc {
             return self.send_packets(requester, round);
@@ -288,14 +288,14 @@ impl Sender<'_> {
         if let Err(status) = self.check_on_wire(requester, round) {
             if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
                 // What is in front of it completes first.
-                return Step::Wait;
+                return Progress::Wait;
             }
-            return Step::End(status);
+            return Progress::End(status);
         }
         if post(requester) {
-            Step::Partial
+            Progress::Partial
         } else {
-            Step::Wait
+            Progress::Wait
         }
     }
 
@@ -396,7 +396,7 @@ impl Sender<'_> {
         local: &mut Mappings,
         mut len: u64,
         round: &mut Round,
-    ) -> Result<Step, Nak> {
+    ) -> Result<Progress, Nak> {
         let kind = self.config.wq.kind;
         let is_limited = self.hca.message_limit.rate().is_some();
         let mut responder = match lock_responder(self.hca, self.slot, kind, requester, peer) {
@@ -427,22 +427,22 @@ impl Sender<'_> {
                 break Ok(step);
             }
             if round.budget.is_over() || self.qp.state() != QpState::Rts {
-                break Ok(Step::Partial);
+                break Ok(Progress::Partial);
             }
             if !requester.active {
                 match requester.queue.pop_send(&mut requester.wqe, &self.config.wq) {
                     Ok(Popped::Taken) => self.start(requester),
                     // What becomes of that may lock this QP's responder, which may be this one.
-                    popped => break Ok(Step::Next(popped)),
+                    popped => break Ok(Progress::Next(popped)),
                 }
                 let operation = requester.wqe.request.operation;
                 if is_limited || operation.is_local() || !offers(&self.hca.features, operation) {
-                    break Ok(Step::Partial);
+                    break Ok(Progress::Partial);
                 }
             }
             len = match self.next_chunk(requester, round, local) {
                 Ok(len) => len,
-                Err(status) => break Ok(Step::End(status)),
+                Err(status) => break Ok(Progress::End(status)),
             };
         };
         round.batch.place_completions();
@@ -522,7 +522,7 @@ impl Sender<'_> {
         peer: &Peer,
         len: u64,
         round: &mut Round,
-    ) -> Option<Step> {
+    ) -> Option<Progress> {
         requester.done += len;
         requester.retry_left = requester.attr.retry_cnt;
         requester.rnr_left = requester.attr.rnr_retry;
@@ -541,7 +541,7 @@ impl Sender<'_> {
             _ => WcStatus::Success,
         };
         if status != WcStatus::Success {
-            return Some(Step::End(status));
+            return Some(Progress::End(status));
         }
         self.finish(requester, status, &mut round.batch);
         None
@@ -550,20 +550,20 @@ impl Sender<'_> {
     /// Has the work request under way wait for a guest that is frozen, for as long as that takes. It has all of its
     /// retries afterwards, as if its last chunk had just been answered.
     #[cold]
-    fn park(&self, requester: &mut Requester) -> Step {
+    fn park(&self, requester: &mut Requester) -> Progress {
         self.stop_waiting(requester);
         requester.retry_left = requester.attr.retry_cnt;
         requester.rnr_left = requester.attr.rnr_retry;
-        Step::Wait
+        Progress::Wait
     }
 
     /// Drops a message of an unreliable connection that the peer did not take. Nobody tells
     /// the sender (IBA 9.8.2.2): it completes with success.
-    fn drop_unreliable(&self, nak: Nak) -> Step {
+    fn drop_unreliable(&self, nak: Nak) -> Progress {
         if let Some(counter) = nak.drop_counter() {
             self.hca.stats.add(counter, 1);
         }
-        Step::End(WcStatus::Success)
+        Progress::End(WcStatus::Success)
     }
 
     /// Waits for a peer that is gone, or not there yet, and tries again later, as often as the
@@ -571,22 +571,22 @@ impl Sender<'_> {
     ///
     /// Programs make a QP ready to send before they know that its peer is ready to receive. A requester waits for such
     /// a peer for the longest time that IBA allows, and looks for it as often as else.
-    fn no_answer(&self, half: &mut RequesterHalf) -> Step {
+    fn no_answer(&self, half: &mut RequesterHalf) -> Progress {
         let hca = self.hca;
         let now = hca.clock().now();
         let delay = answer_delay(half.attr.timeout);
         if let Wait::Answer(deadline) = half.wait {
             match deadline {
                 // Something had the queue visited before its time.
-                None => return Step::Wait,
+                None => return Progress::Wait,
                 Some(deadline) if now < deadline => {
                     let next = delay.map_or(deadline, |delay| deadline.min(now + delay));
                     hca.set_timer(self.slot, Some(next));
-                    return Step::Wait;
+                    return Progress::Wait;
                 }
                 Some(_) if half.peer.as_ref().is_some_and(|peer| peer.device.is_frozen()) => {}
                 Some(_) if half.retry_left == 0 => {
-                    return Step::End(WcStatus::RetryExceeded);
+                    return Progress::End(WcStatus::RetryExceeded);
                 }
                 Some(_) => half.retry_left -= 1,
             }
@@ -598,7 +598,7 @@ impl Sender<'_> {
         let times = if is_yet_to_receive(half) { LONGEST_ANSWER } else { 1 };
         half.wait = Wait::Answer(delay.map(|delay| now + delay * times));
         hca.set_timer(self.slot, delay.map(|delay| now + delay));
-        Step::Wait
+        Progress::Wait
     }
 
     /// Completes posted sends with WR_FLUSH_ERR.

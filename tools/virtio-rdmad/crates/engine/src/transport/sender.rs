@@ -36,9 +36,9 @@ pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
     (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
 }
 
-/// What a step of the work request under way led to.
-pub(super) enum Step {
-    /// Something was done, and something may follow.
+/// How far the work request under way has come in one step.
+pub(super) enum Progress {
+    /// A part was done, and another one may follow.
     Partial,
     /// The work request ends with this status.
     End(WcStatus),
@@ -46,7 +46,7 @@ pub(super) enum Step {
     Wait,
     /// The work request waits for another thread, which does not tell when it is done.
     Again,
-    /// The work request is done, and this was found behind it.
+    /// The work request is done, and the queue has this behind it.
     Next(Result<Popped, WorkQueueError>),
 }
 
@@ -221,11 +221,11 @@ impl Sender<'_> {
         &self,
         requester: &mut Requester,
         batch: &mut CompletionBatch,
-    ) -> Step {
+    ) -> Progress {
         requester.count_psns();
         self.count(&requester.wqe, requester.attr.path_mtu, batch);
         requester.wqe.request.operation = Operation::LocalInv;
-        Step::Again
+        Progress::Again
     }
 
     /// Completes a work request.

@@ -24,31 +24,31 @@ use crate::qp::mtu::{mtu_bytes, packets};
 use crate::transport::hca::{Hca, Responder, ResponderHalf};
 use crate::transport::observe;
 use crate::transport::round::Round;
-use crate::transport::sender::{Sender, Step};
+use crate::transport::sender::{Progress, Sender};
 
 impl Sender<'_> {
     /// Sends packets of the message under way, until the budget is exhausted, or the connection has to
     /// wait for its rate or for the limit of its guest.
-    pub(crate) fn send_packets(&self, requester: &mut Requester, round: &mut Round) -> Step {
+    pub(crate) fn send_packets(&self, requester: &mut Requester, round: &mut Round) -> Progress {
         if requester.done == 0 {
             let (total, mut local) = (requester.wqe.request.total, Mappings::new());
             if let Err(status) = self.map_local(requester, total, &mut round.local, &mut local) {
                 round.budget.spend(0);
-                return Step::End(status);
+                return Progress::End(status);
             }
         }
         let attr = &requester.attr;
         let Some(path) = Path::new(self.hca, self.slot, attr, &requester.source) else {
             round.budget.spend(0);
             self.hca.stats.add(Counter::DropUnreachable, 1);
-            return Step::End(WcStatus::Success);
+            return Progress::End(WcStatus::Success);
         };
         let (total, mtu) = (requester.wqe.request.total, mtu_bytes(attr.path_mtu));
         let (count, psn) = (packets(total, attr.path_mtu), requester.sq_psn());
         while !round.budget.is_over() {
             let len = (total - requester.done).min(mtu);
             if self.holds(requester, len) {
-                return Step::Wait;
+                return Progress::Wait;
             }
             let Requester { wqe, done, .. } = &mut *requester;
             let index = (*done / mtu) as u32;
@@ -56,7 +56,7 @@ impl Sender<'_> {
             let is_last = index + 1 == count;
             let Some((opcode, extended)) = opcode(Service::Uc, &wqe.request, position, *done)
             else {
-                return Step::End(WcStatus::LocalQpOperation);
+                return Progress::End(WcStatus::LocalQpOperation);
             };
             let mut headers = path.headers(opcode, psn.plus(index), extended);
             headers.bth.solicited_event = wqe.request.solicited && is_last;
@@ -67,14 +67,14 @@ impl Sender<'_> {
                 self.gather(wqe, *done, place, local)
             });
             if sent.is_err() {
-                return Step::End(WcStatus::LocalProtection);
+                return Progress::End(WcStatus::LocalProtection);
             }
             if is_last {
-                return Step::End(WcStatus::Success);
+                return Progress::End(WcStatus::Success);
             }
             *done += len;
         }
-        Step::Partial
+        Progress::Partial
     }
 }
 
