@@ -13,7 +13,7 @@ use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::image::{open, seal, LoadError};
 use crate::base::observe::Observer;
-use crate::base::queues::{Layout, Queue};
+use crate::base::queues::{Numbering, Queue};
 use crate::base::sync::lock;
 use crate::config::{config_space, features, DeviceConfig, DevicePolicy};
 use crate::image::{visit_all, Image, VirtqueueSetup};
@@ -153,12 +153,16 @@ impl Device {
             Queue::Doorbell => DOORBELL_SIZE,
             Queue::Srq(_) | Queue::Wire => 0,
         };
-        self.layouts().filter_map(|layout| layout.queue(index)).map(size).max().unwrap_or(0)
+        self.numberings()
+            .filter_map(|numbering| numbering.queue(index))
+            .map(size)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Returns the numberings of virtqueues that the driver may agree on.
-    fn layouts(&self) -> impl Iterator<Item = Layout> {
-        Layout::of(&self.hca().limits, self.rings)
+    fn numberings(&self) -> impl Iterator<Item = Numbering> {
+        Numbering::of(&self.hca().limits, self.rings)
     }
 
     /// Starts the device (DRIVER_OK): the guest's memory, and for each queue
@@ -183,7 +187,7 @@ impl Device {
     /// for an index that does not exist.
     pub fn set_queue(&self, index: u16, ring: SplitQueue, signal: Arc<dyn Signal>) {
         let hca = self.hca();
-        let Some(queue) = self.guest.layout().queue(index) else { return };
+        let Some(queue) = self.guest.numbering().queue(index) else { return };
         let number = hca.jobs.number(queue);
         self.started.store(true, Ordering::Release);
         lock(&self.scheduler).forget(number);
@@ -197,7 +201,7 @@ impl Device {
 
     /// Replaces the interrupt of a queue.
     pub fn set_signal(&self, index: u16, signal: Arc<dyn Signal>) {
-        if let Some(queue) = self.guest.layout().queue(index) {
+        if let Some(queue) = self.guest.numbering().queue(index) {
             self.guest.with_virtqueue(queue, |place| place.set_signal(signal));
         }
     }
@@ -205,7 +209,7 @@ impl Device {
     /// Takes a queue away and returns the available index to go on from;
     /// `None` if there was none.
     pub fn stop_queue(&self, index: u16) -> Option<u16> {
-        let queue = self.guest.layout().queue(index)?;
+        let queue = self.guest.numbering().queue(index)?;
         lock(&self.scheduler).forget(self.hca().jobs.number(queue));
         self.finish_request(queue);
         let ring = self.guest.with_virtqueue(queue, Virtqueue::take)??;
@@ -326,13 +330,13 @@ impl Device {
 
     /// Returns the index of the event queue, which depends on the features that were agreed on.
     pub fn event_queue(&self) -> Option<u16> {
-        let layout = self.guest.layout();
-        (0..layout.count()).find(|index| layout.queue(*index) == Some(Queue::Event))
+        let numbering = self.guest.numbering();
+        (0..numbering.count()).find(|index| numbering.queue(*index) == Some(Queue::Event))
     }
 
     /// Notes that a queue has new buffers. Cheap; [`Device::run`] does the work.
     pub fn kick(&self, index: u16) {
-        if let Some(queue) = self.guest.layout().queue(index) {
+        if let Some(queue) = self.guest.numbering().queue(index) {
             self.hca().ready.set(self.hca().jobs.number(queue));
         }
     }

@@ -204,8 +204,8 @@ fn is_host(address: &Address) -> bool {
 /// Has each queue visited that a guest has, so that nothing is missed that has come meanwhile.
 pub(crate) fn visit_all(guest: &Guest) {
     let hca = &guest.hca;
-    let layout = guest.layout();
-    let virtqueues = (0..layout.count()).filter_map(|index| layout.queue(index));
+    let numbering = guest.numbering();
+    let virtqueues = (0..numbering.count()).filter_map(|index| numbering.queue(index));
     let cqs = hca.cqs.iter().map(|(cq, _)| Queue::Completion(cq));
     let qps = hca.qps.iter().flat_map(|(slot, _)| [Queue::Send(slot), Queue::Receive(slot)]);
     let srqs = hca.srqs.iter().map(|(slot, _)| Queue::Srq(slot));
@@ -224,15 +224,15 @@ fn join_groups(hca: &Arc<Hca>) {
 }
 
 fn save_virtqueues(guest: &Guest) -> Vec<(u16, VirtqueueImage)> {
-    let layout = guest.layout();
+    let numbering = guest.numbering();
     let save = |index| {
-        let image = match layout.queue(index)? {
+        let image = match numbering.queue(index)? {
             Queue::Control => lock(&guest.control).save_queue(),
             queue => guest.with_virtqueue(queue, |place| place.save())?,
         };
         Some((index, image?))
     };
-    (0..layout.count()).filter_map(save).collect()
+    (0..numbering.count()).filter_map(save).collect()
 }
 
 /// Puts the virtqueues in place that were saved. Others that the transport brings were not in use.
@@ -249,7 +249,7 @@ fn load_virtqueues(
         let (layout, signal) = queues.remove(&index).ok_or(LoadError::NoQueue { index })?;
         let ring = SplitQueue::at(memory, layout, image.position())
             .map_err(|error| LoadError::Queue { index, error })?;
-        let place = guest.layout().queue(index);
+        let place = guest.numbering().queue(index);
         place
             .and_then(|queue| guest.with_virtqueue(queue, |place| place.load(image, ring, signal)))
             .ok_or_else(|| LoadError::of("virtqueue", index)("it does not exist"))?;

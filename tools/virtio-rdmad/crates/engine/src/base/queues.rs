@@ -31,7 +31,7 @@ pub(crate) enum Queue {
 
 /// The numbering of virtqueues, which depends on the features agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum Numbering {
     /// Control, N completion, M pairs, event (specification, chapter 2).
     Virtqueues {
         /// N.
@@ -50,11 +50,11 @@ impl Limits {
     /// Returns how many virtqueues a device with these limits has, whatever the driver agrees on; `rings`: whether it may
     /// agree on rings.
     pub fn queue_count(&self, rings: bool) -> u16 {
-        Layout::of(self, rings).map(Layout::count).max().unwrap_or(0)
+        Numbering::of(self, rings).map(Numbering::count).max().unwrap_or(0)
     }
 }
 
-impl Layout {
+impl Numbering {
     /// Returns the numbering for these limits.
     pub fn new(limits: &Limits, rings: bool) -> Self {
         if rings {
@@ -105,7 +105,7 @@ impl Layout {
     }
 }
 
-/// A number for each [`Queue`], the same in both layouts.
+/// A number for each [`Queue`], the same in both numberings.
 #[derive(Clone, Copy)]
 pub(crate) struct Jobs {
     vectors: u16,
@@ -200,15 +200,15 @@ mod tests {
     use super::*;
     use crate::base::limits::MAX_VECTORS;
 
-    fn queues(layout: Layout) -> Vec<Queue> {
-        assert_eq!(layout.queue(layout.count()), None);
-        (0..layout.count()).map(|i| layout.queue(i).unwrap()).collect()
+    fn queues(numbering: Numbering) -> Vec<Queue> {
+        assert_eq!(numbering.queue(numbering.count()), None);
+        (0..numbering.count()).map(|i| numbering.queue(i).unwrap()).collect()
     }
 
     #[test]
-    fn layouts_name_each_queue_once() {
+    fn numberings_name_each_queue_once() {
         assert_eq!(
-            queues(Layout::Virtqueues { cqs: 3, qps: 2 }),
+            queues(Numbering::Virtqueues { cqs: 3, qps: 2 }),
             [
                 Queue::Control,
                 Queue::Completion(0),
@@ -222,7 +222,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            queues(Layout::Rings { vectors: 2 }),
+            queues(Numbering::Rings { vectors: 2 }),
             [
                 Queue::Control,
                 Queue::CompletionEvents(0),
@@ -247,8 +247,8 @@ mod tests {
     #[test]
     fn limits_fit_the_transports() {
         for (limits, queues) in [(Limits::default(), 256), (Limits::for_64_queues(), 64)] {
-            assert_eq!(Layout::new(&limits, false).count(), queues);
-            assert!(Layout::new(&limits, true).count() <= queues);
+            assert_eq!(Numbering::new(&limits, false).count(), queues);
+            assert!(Numbering::new(&limits, true).count() <= queues);
         }
     }
 }

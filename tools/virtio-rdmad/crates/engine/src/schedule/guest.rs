@@ -8,7 +8,7 @@ use std::time::Duration;
 use memory::GuestMemory;
 
 use super::doorbell;
-use crate::base::queues::{Layout, Queue};
+use crate::base::queues::{Numbering, Queue};
 use crate::base::sync::{lock, write};
 use crate::base::visit::Visit;
 use crate::control::queue::Control;
@@ -38,8 +38,8 @@ impl Guest {
     }
 
     /// Returns the numbering of virtqueues that was agreed on.
-    pub fn layout(&self) -> Layout {
-        Layout::new(&self.hca.limits, self.hca.features.has_rings())
+    pub fn numbering(&self) -> Numbering {
+        Numbering::new(&self.hca.limits, self.hca.features.has_rings())
     }
 
     /// Gives the guest other memory. What the guest has made of it follows object by object.

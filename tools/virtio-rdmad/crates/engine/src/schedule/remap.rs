@@ -215,11 +215,11 @@ impl Remap {
     }
 
     fn follow_virtqueue(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
-        let layout = guest.layout();
-        let Some(index) = number(self.at, layout.count()) else { return Step::Done };
+        let numbering = guest.numbering();
+        let Some(index) = number(self.at, numbering.count()) else { return Step::Done };
         self.at += 1;
         budget.work(cost::OBJECT);
-        let Some(queue) = layout.queue(index) else { return Step::More };
+        let Some(queue) = numbering.queue(index) else { return Step::More };
         let result = guest.with_virtqueue(queue, |ring| ring.set_memory(&self.memory));
         if let Some(Err(error)) = result {
             tracing::debug!(guest = guest.hca.stats.name(), index, %error, "a queue is not in memory");
