@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use scheduler::Waker;
 
 use crate::switch::Switch;
-use crate::uplink::{Counter, Uplink};
+use crate::uplink::{Uplink, UplinkCounter};
 
 /// Most frames, and about the most bytes, of a turn.
 const FRAMES: usize = 64;
@@ -100,7 +100,7 @@ impl Intake {
                 Err(error) => {
                     if error.kind() != ErrorKind::WouldBlock {
                         // The next event tries it again.
-                        self.uplink.counters.report(Counter::RxError, error);
+                        self.uplink.counters.report(UplinkCounter::RxError, error);
                     }
                     return found;
                 }

@@ -52,7 +52,7 @@ pub trait Listener: Debug + Send + Sync {
 
 engine::counted! {
     /// Something that an interface counts.
-    pub enum Counter {
+    pub enum NicCounter {
         /// A frame was sent to the guest.
         TxFrames = "tx_frames",
         /// A frame was not sent to the guest: its VMM is not there, or does not read.
@@ -99,7 +99,7 @@ pub struct Nic {
     /// Where the VMM connects.
     pub listener: Arc<dyn Listener>,
     outgoing: Mutex<Option<Outgoing>>,
-    counters: [AtomicU64; Counter::COUNT],
+    counters: [AtomicU64; NicCounter::COUNT],
 }
 
 /// A connection, as whoever sends sees it.
@@ -124,9 +124,9 @@ impl Nic {
     }
 
     /// Counts an event, and logs the first of its kind if that is a fault.
-    pub fn count(&self, event: Counter) {
+    pub fn count(&self, event: NicCounter) {
         let is_first = self.counters[event as usize].fetch_add(1, Ordering::Relaxed) == 0;
-        let is_fault = !matches!(event, Counter::TxFrames | Counter::RxFrames);
+        let is_fault = !matches!(event, NicCounter::TxFrames | NicCounter::RxFrames);
         if is_first && is_fault {
             let (guest, kind) = (&self.guest, event.name());
             tracing::warn!(guest, kind, "network interface (further ones are only counted)");
@@ -135,8 +135,8 @@ impl Nic {
 
     /// Returns the counters by name.
     pub fn counters(&self) -> BTreeMap<String, u64> {
-        let value = |event: Counter| self.counters[event as usize].load(Ordering::Relaxed);
-        Counter::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
+        let value = |event: NicCounter| self.counters[event as usize].load(Ordering::Relaxed);
+        NicCounter::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
     }
 
     /// Begins to send over a connection. Returns what receives from it.
@@ -166,7 +166,7 @@ impl Nic {
             Framing::Packets => outgoing.send_packet(frame),
         });
         drop(outgoing);
-        self.count(if sent { Counter::TxFrames } else { Counter::TxLost });
+        self.count(if sent { NicCounter::TxFrames } else { NicCounter::TxLost });
     }
 
     /// Sends what waits, as the VMM reads again.
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn each_event_has_a_counter_of_its_own() {
-        for (index, event) in Counter::ALL.iter().enumerate() {
+        for (index, event) in NicCounter::ALL.iter().enumerate() {
             assert_eq!(*event as usize, index);
         }
     }

@@ -20,8 +20,8 @@ use rustix::io::Errno;
 use scheduler::Waker;
 
 use crate::forwarding;
-use crate::nic::{self, Allowance, Counter, Nic};
-use crate::uplink::{Counter as UplinkCounter, Uplink};
+use crate::nic::{self, Allowance, Nic, NicCounter};
+use crate::uplink::{Uplink, UplinkCounter};
 
 /// The interfaces of guests, by index. One that has gone leaves its index to another one.
 pub(crate) type Nics = Vec<Option<Arc<Nic>>>;
@@ -156,19 +156,21 @@ impl Switch {
         floods: &mut Allowance,
     ) {
         let addresses = forwarding::addresses(frame).filter(|_| nic::is_well_formed(frame));
-        let Some((destination, source)) = addresses else { return nic.count(Counter::RxMalformed) };
+        let Some((destination, source)) = addresses else {
+            return nic.count(NicCounter::RxMalformed);
+        };
         if source != nic.mac {
-            return nic.count(Counter::RxSpoofed);
+            return nic.count(NicCounter::RxSpoofed);
         }
         if forwarding::is_group(destination) && !floods.take(Instant::now()) {
-            return nic.count(Counter::RxStorm);
+            return nic.count(NicCounter::RxStorm);
         }
         let is_for_group = forwarding::is_group(destination);
         let is_for_device = !is_for_group && fabric.has_destination(frame);
         if (is_for_device || is_for_group) && !fabric.may_send(nic.mac, frame) {
-            return nic.count(Counter::RxForged);
+            return nic.count(NicCounter::RxForged);
         }
-        nic.count(Counter::RxFrames);
+        nic.count(NicCounter::RxFrames);
         let is_taken = fabric.receive(frame, 0);
         if !is_for_group && (is_taken || is_for_device) {
             return;
@@ -179,7 +181,7 @@ impl Switch {
         match &self.uplink {
             Some(uplink) => _ = uplink.send(Segments { frame, segment: 0, udp: 0 }),
             None if forwarding::is_group(destination) => {}
-            None => nic.count(Counter::RxUnknown),
+            None => nic.count(NicCounter::RxUnknown),
         }
     }
 }

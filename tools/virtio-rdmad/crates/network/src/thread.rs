@@ -13,7 +13,7 @@ use rustix::event::{epoll, Timespec};
 use rustix::io::Errno;
 
 use crate::intake::{Found, Intake};
-use crate::nic::{Allowance, Counter, Ended, Incoming, Nic};
+use crate::nic::{Allowance, Ended, Incoming, Nic, NicCounter};
 use crate::switch::Switch;
 
 /// How often the thread looks after the uplink.
@@ -331,7 +331,7 @@ impl Session {
         let nic = &self.nic;
         match reason {
             Ended::Closed => tracing::info!(guest = nic.guest, "network interface disconnected"),
-            Ended::Length(_) => nic.count(Counter::BadLength),
+            Ended::Length(_) => nic.count(NicCounter::BadLength),
             Ended::Os(_) => {}
         }
         if !matches!(reason, Ended::Closed) {

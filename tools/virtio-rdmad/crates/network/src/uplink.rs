@@ -17,8 +17,8 @@ use std::sync::Arc;
 use roce::Segments;
 
 use crate::forwarding::Mac;
-pub use counters::Counter;
 use counters::Counters;
+pub use counters::UplinkCounter;
 use port::Port;
 pub use spec::{TunnelSpec, WaySpec};
 use tunnel::Tunnel;
@@ -113,7 +113,7 @@ impl Uplink {
     ) -> Result<(), Error> {
         let counters = &self.counters;
         let deliver = |frame: &[u8], segment| {
-            counters.count(Counter::RxFrames);
+            counters.count(UplinkCounter::RxFrames);
             deliver(frame, segment);
         };
         match &self.way {

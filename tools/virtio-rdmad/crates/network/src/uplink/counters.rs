@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 engine::counted! {
     /// Something that an uplink counts.
-    pub enum Counter {
+    pub enum UplinkCounter {
         /// A frame was sent. A train that the kernel takes apart counts as one.
         TxFrames = "tx_frames",
         /// A frame was sent to all remotes, because no remote is known to have its destination, or because
@@ -47,7 +47,7 @@ engine::counted! {
 pub struct Counters {
     /// The uplink, for logs.
     uplink: String,
-    values: [AtomicU64; Counter::COUNT],
+    values: [AtomicU64; UplinkCounter::COUNT],
 }
 
 impl Counters {
@@ -63,17 +63,17 @@ impl Counters {
     }
 
     /// Counts an event. Returns whether it is the first of its kind.
-    pub fn count(&self, event: Counter) -> bool {
+    pub fn count(&self, event: UplinkCounter) -> bool {
         self.values[event as usize].fetch_add(1, Ordering::Relaxed) == 0
     }
 
     /// Counts events that nobody was told of.
-    pub fn add(&self, event: Counter, count: u64) {
+    pub fn add(&self, event: UplinkCounter, count: u64) {
         self.values[event as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Counts an event that somebody should know of, and logs the first of its kind.
-    pub fn report(&self, event: Counter, detail: impl Display) {
+    pub fn report(&self, event: UplinkCounter, detail: impl Display) {
         if self.count(event) {
             let (uplink, kind) = (&self.uplink, event.name());
             tracing::warn!(uplink, kind, "{detail} (further ones are only counted)");
@@ -82,8 +82,8 @@ impl Counters {
 
     /// Returns the counters by name.
     pub fn read(&self) -> BTreeMap<String, u64> {
-        let value = |event: Counter| self.values[event as usize].load(Ordering::Relaxed);
-        Counter::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
+        let value = |event: UplinkCounter| self.values[event as usize].load(Ordering::Relaxed);
+        UplinkCounter::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
     }
 }
 
@@ -94,14 +94,14 @@ mod tests {
     #[test]
     fn each_event_has_a_counter_of_its_own() {
         let counters = Counters::new("tap t");
-        for (index, event) in Counter::ALL.iter().enumerate() {
+        for (index, event) in UplinkCounter::ALL.iter().enumerate() {
             assert_eq!(*event as usize, index);
             assert!(counters.count(*event));
         }
-        counters.report(Counter::TxLost, "again");
-        counters.add(Counter::RxLost, 7);
+        counters.report(UplinkCounter::TxLost, "again");
+        counters.add(UplinkCounter::RxLost, 7);
         let values = counters.read();
-        assert_eq!(values.len(), Counter::ALL.len());
+        assert_eq!(values.len(), UplinkCounter::ALL.len());
         assert_eq!([values["tx_lost"], values["rx_frames"], values["rx_lost"]], [2, 1, 8]);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use roce::{Segments, Split};
 use tap::{PacketSocket, Tap, Train};
 
-use super::counters::{Counter, Counters};
+use super::counters::{Counters, UplinkCounter};
 use crate::forwarding::Mac;
 
 /// Bytes of the longest frame, which is a train of packets.
@@ -82,7 +82,7 @@ impl Port {
         match received {
             Ok((frame, segment)) => deliver(frame, segment),
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                counters.report(Counter::RxError, "a frame is lost that no header describes");
+                counters.report(UplinkCounter::RxError, "a frame is lost that no header describes");
             }
             Err(error) => return Err(error),
         }
@@ -141,7 +141,7 @@ impl Port {
     /// Counts the frames that have come and were lost since the last call.
     pub fn count_losses(&self, counters: &Counters) {
         if let Interface::Socket(socket) = &self.interface {
-            counters.add(Counter::RxLost, socket.take_losses().unwrap_or(0).into());
+            counters.add(UplinkCounter::RxLost, socket.take_losses().unwrap_or(0).into());
         }
     }
 }
@@ -152,11 +152,14 @@ fn log_single_packets(uplink: &str) {
 
 fn count(sent: Result<(), Error>, counters: &Counters) {
     match sent {
-        Ok(()) => _ = counters.count(Counter::TxFrames),
+        Ok(()) => _ = counters.count(UplinkCounter::TxFrames),
         Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
-            counters.report(Counter::TxTooLong, "a packet is longer than the interface carries");
+            counters
+                .report(UplinkCounter::TxTooLong, "a packet is longer than the interface carries");
         }
-        Err(error) => counters.report(Counter::TxLost, format_args!("a packet is lost: {error}")),
+        Err(error) => {
+            counters.report(UplinkCounter::TxLost, format_args!("a packet is lost: {error}"));
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use roce::{Segments, Split};
 use rustix::net::sockopt;
 
-use super::counters::{Counter, Counters};
+use super::counters::{Counters, UplinkCounter};
 use super::spec::TunnelSpec;
 use crate::forwarding::{self, Learnt, Mac, Table, AGEING_TIME};
 use crate::vxlan::congestion::{self, Ecn};
@@ -123,7 +123,7 @@ impl Tunnel {
         let Some(remote) = self.remotes.iter().position(|remote| remote.address.ip() == source)
         else {
             counters.report(
-                Counter::RxStranger,
+                UplinkCounter::RxStranger,
                 format_args!("a packet from {source}, which is not a remote"),
             );
             return None;
@@ -131,13 +131,14 @@ impl Tunnel {
         let (vni, frame) = match vxlan::decode(packet) {
             Ok(decoded) => decoded,
             Err(malformed) => {
-                counters.report(Counter::RxMalformed, format_args!("{malformed} from {source}"));
+                counters
+                    .report(UplinkCounter::RxMalformed, format_args!("{malformed} from {source}"));
                 return None;
             }
         };
         if vni != self.vni {
             counters.report(
-                Counter::RxOtherVni,
+                UplinkCounter::RxOtherVni,
                 format_args!("a packet of network {} from {source}", vni.get()),
             );
             return None;
@@ -148,17 +149,17 @@ impl Tunnel {
             Learnt::Yes => {}
             Learnt::Full => {
                 counters.report(
-                    Counter::TableFull,
+                    UplinkCounter::TableFull,
                     format_args!("more than {STATIONS} MAC addresses behind the tunnel"),
                 );
             }
             Learnt::Group => {
-                counters.count(Counter::RxGroupSource);
+                counters.count(UplinkCounter::RxGroupSource);
                 return None;
             }
         }
         if congestion::leave(frame, outer_mark(meta.ecn)).is_err() {
-            counters.count(Counter::RxCongested);
+            counters.count(UplinkCounter::RxCongested);
             return None;
         }
         Some(frame)
@@ -175,7 +176,7 @@ impl Tunnel {
                 self.send_to(remote, datagrams, size, ecn, counters);
                 return 1;
             }
-            counters.count(Counter::TxFlooded);
+            counters.count(UplinkCounter::TxFlooded);
             for remote in &self.remotes {
                 self.send_to(remote, datagrams, size, ecn, counters);
             }
@@ -219,7 +220,7 @@ impl Tunnel {
         if size > remote.most {
             let Remote { address, most } = remote;
             return counters.report(
-                Counter::TxTooLong,
+                UplinkCounter::TxTooLong,
                 format_args!(
                     "a packet of {size} bytes to {}: its route carries {most}",
                     address.ip()
@@ -237,10 +238,11 @@ impl Tunnel {
                 src_ip: None,
             };
             match self.state.try_send((&self.socket).into(), &transmit) {
-                Ok(()) => datagrams().for_each(|_| _ = counters.count(Counter::TxFrames)),
+                Ok(()) => datagrams().for_each(|_| _ = counters.count(UplinkCounter::TxFrames)),
                 Err(error) => datagrams().for_each(|_| {
                     let ip = remote.address.ip();
-                    counters.report(Counter::TxLost, format_args!("a packet to {ip}: {error}"));
+                    counters
+                        .report(UplinkCounter::TxLost, format_args!("a packet to {ip}: {error}"));
                 }),
             }
         }

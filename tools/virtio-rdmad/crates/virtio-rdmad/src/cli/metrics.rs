@@ -7,7 +7,8 @@ use std::fmt::Error;
 use std::io::Write;
 
 use engine::Counter;
-use network::{nic, uplink};
+use network::nic::NicCounter;
+use network::uplink::UplinkCounter;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue};
@@ -185,11 +186,11 @@ fn help_of_device(name: &str) -> Option<&'static str> {
 }
 
 fn help_of_nic(name: &str) -> Option<&'static str> {
-    nic::Counter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
+    NicCounter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
 }
 
 fn help_of_uplink(name: &str) -> Option<&'static str> {
-    uplink::Counter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
+    UplinkCounter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
 }
 
 /// Has a family for each counter that at least one of some things has.
