@@ -40,8 +40,9 @@ mod field {
     pub const END: usize = 64;
 }
 
+/// The registers of one queue (VIRTIO 1.3, 4.1.4.3).
 #[derive(Debug)]
-struct Queue {
+struct QueueRegisters {
     max_size: u16,
     size: u16,
     enabled: bool,
@@ -50,7 +51,7 @@ struct Queue {
     vector: Arc<Vector>,
 }
 
-impl Queue {
+impl QueueRegisters {
     fn reset(&mut self) {
         self.size = self.max_size;
         self.enabled = false;
@@ -96,8 +97,8 @@ struct SavedQueue {
 }
 
 impl SavedQueue {
-    fn of(queue: &Queue) -> Self {
-        let &Queue { max_size, size, enabled, addresses, ref vector } = queue;
+    fn of(queue: &QueueRegisters) -> Self {
+        let &QueueRegisters { max_size, size, enabled, addresses, ref vector } = queue;
         Self { max_size, size, enabled, addresses, vector: vector.get() }
     }
 }
@@ -112,7 +113,7 @@ pub struct Registers {
     status: u8,
     queue_select: u16,
     vectors: u16,
-    queues: Vec<Queue>,
+    queues: Vec<QueueRegisters>,
     config: Vector,
 }
 
@@ -120,7 +121,7 @@ impl Registers {
     /// Makes the registers of a device with these features, and with a queue for each of these largest
     /// sizes.
     pub fn new(features: u64, max_sizes: &[u16], interrupts: &Arc<Interrupts>) -> Self {
-        let queue = |&max_size| Queue {
+        let queue = |&max_size| QueueRegisters {
             max_size,
             size: max_size,
             enabled: false,
@@ -172,7 +173,7 @@ impl Registers {
     /// Returns the queues that the driver enabled.
     pub fn enabled_queues(&self) -> Vec<QueueSetup> {
         let queues = (0..).zip(&self.queues).filter(|(_, queue)| queue.enabled);
-        let setup = |(index, queue): (u16, &Queue)| {
+        let setup = |(index, queue): (u16, &QueueRegisters)| {
             let [desc, avail, used] = queue.addresses;
             let layout = Layout { size: queue.size, desc, avail, used, event_idx: false };
             QueueSetup { index, layout, base: 0, kick: None, signal: queue.vector.clone() }
@@ -188,7 +189,7 @@ impl Registers {
         self.status = 0;
         self.queue_select = 0;
         self.config.set(NO_VECTOR);
-        self.queues.iter_mut().for_each(Queue::reset);
+        self.queues.iter_mut().for_each(QueueRegisters::reset);
     }
 
     /// Returns the values of the registers.
@@ -373,12 +374,12 @@ impl Registers {
         Action::None
     }
 
-    fn selected(&mut self) -> Option<&mut Queue> {
+    fn selected(&mut self) -> Option<&mut QueueRegisters> {
         self.queues.get_mut(usize::from(self.queue_select))
     }
 
     /// Returns the selected queue, as long as the driver may change it.
-    fn idle(&mut self) -> Option<&mut Queue> {
+    fn idle(&mut self) -> Option<&mut QueueRegisters> {
         self.selected().filter(|queue| !queue.enabled)
     }
 }

@@ -12,16 +12,17 @@ use rustix::io::Errno;
 /// The front end may change it at any time. Without one nobody is told.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
-    fd: Mutex<Option<Event>>,
+    fd: Mutex<Option<CallFd>>,
 }
 
+/// The file descriptor of an interrupt.
 #[derive(Debug)]
-enum Event {
+enum CallFd {
     Eventfd(Arc<OwnedFd>),
     Socket(Arc<OwnedFd>),
 }
 
-impl Event {
+impl CallFd {
     fn of(fd: Arc<OwnedFd>) -> Self {
         if descriptor::is_socket(&fd) {
             Self::Socket(fd)
@@ -35,20 +36,20 @@ impl Call {
     /// Replaces the file descriptor.
     pub(crate) fn set(&self, fd: Option<OwnedFd>) -> Result<(), Errno> {
         fd.as_ref().map(descriptor::set_nonblocking).transpose()?;
-        let event = fd.map(|fd| Event::of(Arc::new(fd)));
-        *self.fd.lock().unwrap_or_else(PoisonError::into_inner) = event;
+        let call = fd.map(|fd| CallFd::of(Arc::new(fd)));
+        *self.fd.lock().unwrap_or_else(PoisonError::into_inner) = call;
         Ok(())
     }
 
     /// Makes the interrupt of a queue whose file descriptor this is, which is non-blocking.
     pub(crate) fn of(fd: Option<Arc<OwnedFd>>) -> Self {
-        Self { fd: Mutex::new(fd.map(Event::of)) }
+        Self { fd: Mutex::new(fd.map(CallFd::of)) }
     }
 
     /// Returns the file descriptor.
     pub(crate) fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         match self.fd.lock().unwrap_or_else(PoisonError::into_inner).as_ref()? {
-            Event::Eventfd(fd) | Event::Socket(fd) => Some(fd.clone()),
+            CallFd::Eventfd(fd) | CallFd::Socket(fd) => Some(fd.clone()),
         }
     }
 }
@@ -60,8 +61,8 @@ impl ring::Signal for Call {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         // What can fail is that the front end closed its end; then it will be gone soon.
         let _ = match fd.as_ref() {
-            Some(Event::Eventfd(fd)) => descriptor::signal(fd),
-            Some(Event::Socket(fd)) => descriptor::send(fd),
+            Some(CallFd::Eventfd(fd)) => descriptor::signal(fd),
+            Some(CallFd::Socket(fd)) => descriptor::send(fd),
             None => Ok(()),
         };
     }

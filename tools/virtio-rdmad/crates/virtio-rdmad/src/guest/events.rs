@@ -34,11 +34,12 @@ pub enum Event {
 }
 
 /// The events that clients are yet to be told of.
-pub type Events = Queue<Event>;
+pub type Events = EventQueue<Event>;
 
-/// What clients are yet to be told of. It is kept only while a client watches.
+/// A bounded queue of events that clients of the control socket are yet to be told of. Events are kept only while a
+/// client watches.
 #[derive(Debug)]
-pub struct Queue<T> {
+pub struct EventQueue<T> {
     is_watched: AtomicBool,
     waiting: Mutex<Waiting<T>>,
     /// Most events that wait.
@@ -69,7 +70,7 @@ impl Events {
     }
 }
 
-impl<T> Queue<T> {
+impl<T> EventQueue<T> {
     /// Makes a place for so many events, which no client watches yet.
     pub fn with_room(room: usize) -> Result<Self, Errno> {
         let ready = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -105,7 +106,7 @@ impl<T> Queue<T> {
     }
 }
 
-impl<T> AsFd for Queue<T> {
+impl<T> AsFd for EventQueue<T> {
     /// Returns a descriptor that is readable while events wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use engine::{Observation, Observer, Seen};
 use rustix::io::Errno;
 
-use super::events::Queue;
+use super::events::EventQueue;
 use super::guests::Guests;
 
 /// Most things that were seen and wait to be told. Others are counted. A frame has 4 KiB at most, and some headers.
@@ -71,7 +71,7 @@ struct Wanted {
 struct GuestObserver {
     name: String,
     wanted: Wanted,
-    seen: Arc<Queue<Seen>>,
+    seen: Arc<EventQueue<Seen>>,
 }
 
 impl Observer for GuestObserver {
@@ -95,7 +95,7 @@ impl Observer for GuestObserver {
 pub struct Traces {
     guests: Arc<Guests>,
     /// What was seen.
-    pub seen: Arc<Queue<Seen>>,
+    pub seen: Arc<EventQueue<Seen>>,
     /// The guests that have observers, and what is wanted of them.
     observed: BTreeMap<String, Wanted>,
 }
@@ -103,7 +103,7 @@ pub struct Traces {
 impl Traces {
     /// Makes a place for what is seen. No guest is observed yet.
     pub fn new(guests: Arc<Guests>) -> Result<Self, Errno> {
-        let seen = Arc::new(Queue::with_room(MAX_SEEN)?);
+        let seen = Arc::new(EventQueue::with_room(MAX_SEEN)?);
         seen.set_watched(true);
         Ok(Self { guests, seen, observed: BTreeMap::new() })
     }
