@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_config, VIRTIO_RDMA_F_RINGS};
 use engine::{Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Next};
-use memory::{GuestMemory, Region};
+use memory::{GuestMemory, GuestRegion};
 use ring::Chain;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::io::Errno;
@@ -452,7 +452,7 @@ impl Hostile {
     }
 
     fn with_shadow(&self, memory: &GuestMemory) -> Result<GuestMemory, String> {
-        let region = Region {
+        let region = GuestRegion {
             guest_addr: SHADOW,
             len: shadow_len(&self.engine, &self.limits),
             fd: self.shadow.as_fd(),

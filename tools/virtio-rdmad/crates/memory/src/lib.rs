@@ -26,7 +26,7 @@ mod unmap;
 
 pub use chunk::Chunk;
 pub use error::MemoryError;
-pub use map::{is_same_file, whole_pages, GuestMemory, Loss, MapError, Region, PAGE_SIZE};
+pub use map::{is_same_file, whole_pages, GuestMemory, GuestRegion, Loss, MapError, PAGE_SIZE};
 pub use pages::Pages;
 pub use pool::{Pool, Share, ShareError, ALL_REGIONS, GUARANTEED, MAX_REGIONS};
 pub use prefetch::prefetch;

@@ -92,9 +92,9 @@ pub enum MapError {
     },
 }
 
-/// What a VMM says of one region of guest memory.
+/// A region of guest memory, as a VMM describes it.
 #[derive(Clone, Copy, Debug)]
-pub struct Region<'fd> {
+pub struct GuestRegion<'fd> {
     /// First guest address.
     pub guest_addr: u64,
     /// Bytes.
@@ -172,7 +172,7 @@ impl Mapped {
 
     /// Returns whether one mapping can have this region and another one of `file`, because one follows the other at its
     /// addresses and in the file.
-    fn joins(&self, other: &Region<'_>, file: InFile) -> bool {
+    fn joins(&self, other: &GuestRegion<'_>, file: InFile) -> bool {
         let Some(own) = self.file else { return false };
         let is_before = self.end() == other.guest_addr && own.behind(self.len) == file;
         let is_behind = other.guest_addr + other.len == self.start && file.behind(other.len) == own;
@@ -238,8 +238,8 @@ impl GuestMemory {
     /// `len`, `guest_addr` and the file offset must be multiples of the page size. The mapping begins
     /// and ends at multiples of the file's own page size, which may be larger; nothing outside of the
     /// region is accessed.
-    pub fn with_region(&self, region: &Region<'_>) -> Result<Self, MapError> {
-        let &Region { guest_addr, len, .. } = region;
+    pub fn with_region(&self, region: &GuestRegion<'_>) -> Result<Self, MapError> {
+        let &GuestRegion { guest_addr, len, .. } = region;
         self.check_new(region)?;
         let refused = |reason| MapError::TooMany { guest_addr, len, reason };
         self.map(region, self.share.take().map_err(refused)?)
@@ -250,8 +250,8 @@ impl GuestMemory {
     ///
     /// A region becomes one with a neighbour that is not larger, so that each page is mapped again only as often as the
     /// memory around it has doubled.
-    pub fn with_joined_region(&self, region: &Region<'_>) -> Result<Self, MapError> {
-        let &Region { guest_addr, len, .. } = region;
+    pub fn with_joined_region(&self, region: &GuestRegion<'_>) -> Result<Self, MapError> {
+        let &GuestRegion { guest_addr, len, .. } = region;
         self.check_new(region)?;
         let refused = |reason| MapError::TooMany { guest_addr, len, reason };
         let place = self.share.take().map_err(refused)?;
@@ -265,10 +265,10 @@ impl GuestMemory {
 
     /// Returns the region that this one makes together with its neighbours, and this map without those. Returns `None`
     /// if the region stays alone.
-    fn join<'fd>(&self, region: &Region<'fd>) -> Option<(Self, Region<'fd>)> {
+    fn join<'fd>(&self, region: &GuestRegion<'fd>) -> Option<(Self, GuestRegion<'fd>)> {
         let mut file = InFile::of(region.fd, region.offset).ok()?;
         let (mut whole, mut regions) = (*region, Vec::clone(&self.regions));
-        let joins = |other: &Mapped, whole: &Region<'_>, file| {
+        let joins = |other: &Mapped, whole: &GuestRegion<'_>, file| {
             other.len <= whole.len && other.joins(whole, file)
         };
         while let Some(at) = regions.iter().position(|other| joins(other, &whole, file)) {
@@ -284,13 +284,13 @@ impl GuestMemory {
 
     /// Returns this map with one more region, which the guest has had in an earlier process. It is not refused because
     /// there are too many. See [`Self::with_region`].
-    pub fn with_region_again(&self, region: &Region<'_>) -> Result<Self, MapError> {
+    pub fn with_region_again(&self, region: &GuestRegion<'_>) -> Result<Self, MapError> {
         self.check_new(region)?;
         self.map(region, self.share.take_again())
     }
 
-    fn map(&self, region: &Region<'_>, place: Place) -> Result<Self, MapError> {
-        let &Region { guest_addr: start, len, fd, offset, writable } = region;
+    fn map(&self, region: &GuestRegion<'_>, place: Place) -> Result<Self, MapError> {
+        let &GuestRegion { guest_addr: start, len, fd, offset, writable } = region;
         let failed =
             |call| move |errno| MapError::Os { guest_addr: start, len, offset, call, errno };
         if !descriptor::is_memory(fd) {
@@ -490,7 +490,7 @@ impl GuestMemory {
         Ok((region, usize::try_from(skip).map_err(|_| unmapped)?, region.len - skip))
     }
 
-    fn check_new(&self, region: &Region<'_>) -> Result<(), MapError> {
+    fn check_new(&self, region: &GuestRegion<'_>) -> Result<(), MapError> {
         self.check_range(region.guest_addr, region.len, region.offset)
     }
 
@@ -519,8 +519,8 @@ fn to_usize(guest_addr: u64, len: u64) -> Result<usize, MapError> {
 }
 
 /// Refuses a file that ends before the region does.
-fn check_file(region: &Region<'_>) -> Result<(), MapError> {
-    let &Region { guest_addr, len, fd, offset, .. } = region;
+fn check_file(region: &GuestRegion<'_>) -> Result<(), MapError> {
+    let &GuestRegion { guest_addr, len, fd, offset, .. } = region;
     let failed = |errno| MapError::Os { guest_addr, len, offset, call: "fstat", errno };
     let stat = rustix::fs::fstat(fd).map_err(failed)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -599,7 +599,7 @@ mod tests {
     #[test]
     fn regions_come_and_go() {
         let fd = memfd(0x4000);
-        let region = Region {
+        let region = GuestRegion {
             guest_addr: 0x1000,
             len: 0x2000,
             fd: fd.as_fd(),
@@ -637,7 +637,7 @@ mod tests {
     #[test]
     fn a_guest_has_no_more_regions_than_its_share() {
         let fd = memfd(0x1000);
-        let region = |guest_addr| Region {
+        let region = |guest_addr| GuestRegion {
             guest_addr,
             len: 0x1000,
             fd: fd.as_fd(),
@@ -673,7 +673,7 @@ mod tests {
     fn neighbours_become_one() {
         const BLOCKS: u64 = 64;
         let fd = memfd(BLOCKS * 0x1000);
-        let region = |index: u64| Region {
+        let region = |index: u64| GuestRegion {
             guest_addr: 0x10_0000 + index * 0x1000,
             len: 0x1000,
             fd: fd.as_fd(),
@@ -707,7 +707,7 @@ mod tests {
     #[test]
     fn only_neighbours_of_one_file_become_one() {
         let (fd, other) = (memfd(0x8000), memfd(0x8000));
-        let region = |guest_addr, fd, offset, writable| Region {
+        let region = |guest_addr, fd, offset, writable| GuestRegion {
             guest_addr,
             len: 0x1000,
             fd,
@@ -717,7 +717,7 @@ mod tests {
         let (fd, other) = (fd.as_fd(), other.as_fd());
         let memory = GuestMemory::default().with_region(&region(0x1000, fd, 0x1000, true)).unwrap();
         let count =
-            |region: &Region<'_>| memory.with_joined_region(region).unwrap().ranges().count();
+            |region: &GuestRegion<'_>| memory.with_joined_region(region).unwrap().ranges().count();
         assert_eq!(count(&region(0x2000, fd, 0x2000, true)), 1);
         assert_eq!(count(&region(0, fd, 0, true)), 1);
         assert_eq!(count(&region(0x2000, other, 0x2000, true)), 2);
@@ -730,8 +730,13 @@ mod tests {
     #[test]
     fn a_part_of_a_region_goes() {
         let fd = memfd(0x10_0000);
-        let region =
-            Region { guest_addr: 0, len: 0x10_0000, fd: fd.as_fd(), offset: 0, writable: true };
+        let region = GuestRegion {
+            guest_addr: 0,
+            len: 0x10_0000,
+            fd: fd.as_fd(),
+            offset: 0,
+            writable: true,
+        };
         let share = Pool::new(GUARANTEED).share().unwrap();
         let mut memory = GuestMemory::new(share.clone()).with_joined_region(&region).unwrap();
         for page in 0..0x100 {
@@ -754,7 +759,7 @@ mod tests {
             assert_eq!(found, (!is_gone).then_some(page));
         }
         // What was removed can come again, and becomes one with what is left.
-        let again = Region { guest_addr: 0x1000, len: 0x1000, offset: 0x1000, ..region };
+        let again = GuestRegion { guest_addr: 0x1000, len: 0x1000, offset: 0x1000, ..region };
         let (less, _) = memory.without_part(0x2000, 0x1000).unwrap();
         drop(memory);
         let more = less.with_joined_region(&again).unwrap();
@@ -769,7 +774,7 @@ mod tests {
     #[test]
     fn only_memory_is_taken_for_memory() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        let region = Region {
+        let region = GuestRegion {
             guest_addr: 0x7000,
             len: 0x1000,
             fd: file.as_fd(),
@@ -784,7 +789,7 @@ mod tests {
     fn read_only_memory_is_not_written() {
         let fd = memfd(0x1000);
         let region =
-            Region { guest_addr: 0, len: 0x1000, fd: fd.as_fd(), offset: 0, writable: false };
+            GuestRegion { guest_addr: 0, len: 0x1000, fd: fd.as_fd(), offset: 0, writable: false };
         let memory = GuestMemory::default().with_region(&region).unwrap();
         let slice = memory.slice(0, 16).unwrap();
         assert_eq!(memory.write(0, &[1]), Err(MemoryError::ReadOnly));
@@ -801,7 +806,7 @@ mod tests {
     #[test]
     fn bad_regions_are_refused() {
         let fd = memfd(0x2000);
-        let region = |guest_addr, len, offset| Region {
+        let region = |guest_addr, len, offset| GuestRegion {
             guest_addr,
             len,
             fd: fd.as_fd(),

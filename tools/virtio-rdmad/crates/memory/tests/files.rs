@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use memory::{GuestMemory, Loss, Region};
+use memory::{GuestMemory, GuestRegion, Loss};
 use rustix::fs::{fallocate, ftruncate, memfd_create, FallocateFlags, MemfdFlags};
 
 const HUGE: u64 = 2 << 20;
@@ -29,8 +29,8 @@ fn huge(pages: u64) -> Option<OwnedFd> {
     made.inspect_err(|error| eprintln!("skipped: {pages} huge pages of 2 MiB: {error}")).ok()
 }
 
-fn region(fd: &OwnedFd, guest_addr: u64, len: u64, offset: u64) -> Region<'_> {
-    Region { guest_addr, len, fd: fd.as_fd(), offset, writable: true }
+fn region(fd: &OwnedFd, guest_addr: u64, len: u64, offset: u64) -> GuestRegion<'_> {
+    GuestRegion { guest_addr, len, fd: fd.as_fd(), offset, writable: true }
 }
 
 fn map(fd: &OwnedFd, len: u64) -> GuestMemory {

@@ -5,7 +5,7 @@ use std::fs::read_to_string;
 use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
 
-use memory::{start_unmapper, GuestMemory, Region};
+use memory::{start_unmapper, GuestMemory, GuestRegion};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 
 const NAME: &str = "memory that is given up";
@@ -20,7 +20,8 @@ fn another_thread_unmaps() {
     start_unmapper(move || begin.recv().unwrap()).unwrap();
     let fd = memfd_create(NAME, MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, 0x4000).unwrap();
-    let region = Region { guest_addr: 0, len: 0x4000, fd: fd.as_fd(), offset: 0, writable: true };
+    let region =
+        GuestRegion { guest_addr: 0, len: 0x4000, fd: fd.as_fd(), offset: 0, writable: true };
     drop(GuestMemory::default().with_region(&region).unwrap());
     assert!(is_mapped(), "the thread has not begun yet");
     go.send(()).unwrap();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Region, Share, ShareError};
+use memory::{GuestMemory, GuestRegion, MapError, Share, ShareError};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
@@ -90,9 +90,9 @@ struct SavedRange {
 }
 
 impl SavedRange {
-    fn region<'fd>(&self, file: &'fd OwnedFd) -> Region<'fd> {
+    fn region<'fd>(&self, file: &'fd OwnedFd) -> GuestRegion<'fd> {
         let Self { guest_addr, len, offset, writable } = *self;
-        Region { guest_addr, len, fd: file.as_fd(), offset, writable }
+        GuestRegion { guest_addr, len, fd: file.as_fd(), offset, writable }
     }
 
     /// Returns whether the other range begins where this one ends, at its addresses and in a file.

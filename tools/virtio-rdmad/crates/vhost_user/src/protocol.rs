@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Region, Share};
+use memory::{GuestMemory, GuestRegion, MapError, Share};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
@@ -786,8 +786,8 @@ fn map(memory: &GuestMemory, region: &MemRegion, fd: &OwnedFd) -> Result<GuestMe
 }
 
 /// Returns a region of this file.
-fn of_file<'fd>(region: &MemRegion, fd: &'fd OwnedFd) -> Region<'fd> {
-    Region {
+fn of_file<'fd>(region: &MemRegion, fd: &'fd OwnedFd) -> GuestRegion<'fd> {
+    GuestRegion {
         guest_addr: region.guest_addr,
         len: region.size,
         fd: fd.as_fd(),

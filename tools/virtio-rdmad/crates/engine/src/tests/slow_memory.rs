@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::*;
-use memory::Region;
+use memory::GuestRegion;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 
 use super::driver::*;
@@ -98,8 +98,13 @@ fn pages_are_found_before_they_are_used() {
     let mut guest = Guest::new(&fabric, &clock, 1);
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, PAGES << 12).unwrap();
-    let region =
-        Region { guest_addr: AT, len: PAGES << 12, fd: file.as_fd(), offset: 0, writable: true };
+    let region = GuestRegion {
+        guest_addr: AT,
+        len: PAGES << 12,
+        fd: file.as_fd(),
+        offset: 0,
+        writable: true,
+    };
     guest.memory = guest.memory.with_region(&region).unwrap();
     guest.device.set_memory(&guest.memory);
     let pdn = guest.create_pd();
