@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a device is made with, its features and its configuration space.
+//! The configuration of a device: its parameters, its features, and its configuration space.
 
 use std::sync::Arc;
 
@@ -31,28 +31,28 @@ use crate::transport::rights::AddressRights;
 const VENDOR_ID: u32 = 0x1af4;
 const VENDOR_PART_ID: u32 = abi::VIRTIO_RDMA_DEVICE_ID;
 
-/// What an administrator lets a guest do. It may change while the device runs ([`crate::Device::set_policy`]).
+/// The policy of an administrator for a guest. It may change while the device runs ([`crate::Device::set_policy`]).
 #[derive(Clone, Debug, Default)]
 pub struct DevicePolicy {
     /// The addresses that the guest may use.
     pub addresses: AddressRights,
     /// The classes of traffic that its packets may be in.
     pub classes: TrafficClasses,
-    /// How much it may use of what its device can have.
+    /// The part of the device's limits that the guest may use.
     pub quota: Quota,
 }
 
-/// What the device of one guest is made with.
+/// The parameters of the device of one guest.
 pub struct DeviceConfig {
     /// The guest's name, for logs.
     pub name: String,
     /// MAC address of the paired network interface.
     pub mac: Option<[u8; 6]>,
-    /// What the device can have.
+    /// The limits of the device.
     pub limits: Limits,
-    /// What the guest may do with it, as long as nobody changes that.
+    /// The policy for the guest, until another one is set.
     pub policy: DevicePolicy,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it what needs rings.
+    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it the features that need rings.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,

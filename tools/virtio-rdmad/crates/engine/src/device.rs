@@ -108,7 +108,7 @@ impl Device {
         Ok(())
     }
 
-    /// Returns what peers reach of it.
+    /// Returns the part of the device that peers reach.
     pub(crate) fn hca(&self) -> &Arc<Hca> {
         &self.guest.hca
     }
@@ -293,7 +293,7 @@ impl Device {
         !lock(&self.scheduler).is_changing()
     }
 
-    /// Goes on at once to the end of what was begun, however long that takes.
+    /// Goes on at once to the end of the changes that were begun, however long that takes.
     pub fn settle(&self) {
         let change = lock(&self.scheduler).take_change();
         if let Some(mut change) = change {

@@ -2,7 +2,7 @@
 
 //! The image of a device: all of its state, to be taken up by another process, or on another host.
 //!
-//! Not in it is what the device finds again by itself, without that a guest or a peer notices:
+//! The device finds the following again by itself, and neither the guest nor a peer notices. So it is not in the image:
 //!
 //! * the guest's memory, the places of its virtqueues and its interrupts, which the transport brings, and what of
 //!   memory regions and rings was found in that memory
@@ -201,7 +201,7 @@ fn is_host(address: &Address) -> bool {
         && address.vlan.is_none_or(|vlan| vlan < 1 << 12)
 }
 
-/// Has each queue visited that a guest has, so that nothing is missed that has come meanwhile.
+/// Makes all queues of a guest ready, so that no work is missed that has come meanwhile.
 pub(crate) fn visit_all(guest: &Guest) {
     let hca = &guest.hca;
     let numbering = guest.numbering();
@@ -214,7 +214,7 @@ pub(crate) fn visit_all(guest: &Guest) {
     }
 }
 
-/// Has a guest's device join the multicast groups of its QPs.
+/// Joins the multicast groups of a guest's QPs.
 fn join_groups(hca: &Arc<Hca>) {
     for (slot, qp) in hca.qps.iter() {
         for gid in &lock(&qp.responder).groups {

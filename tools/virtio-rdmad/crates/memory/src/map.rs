@@ -51,7 +51,7 @@ pub enum MapError {
     Truncated {
         /// First guest address.
         guest_addr: u64,
-        /// Where the region ends in the file.
+        /// The end of the region in the file.
         end: u64,
         /// Bytes in the file.
         size: u64,
@@ -101,7 +101,7 @@ pub struct GuestRegion<'fd> {
     pub len: u64,
     /// The file behind it.
     pub fd: BorrowedFd<'fd>,
-    /// Where the region begins in the file.
+    /// The beginning of the region in the file.
     pub offset: u64,
     /// Whether the device may write it.
     pub writable: bool,
@@ -112,7 +112,7 @@ pub struct GuestRegion<'fd> {
 pub struct Loss {
     /// First guest address of the region.
     pub region: u64,
-    /// Where in the region the first byte of the loss is.
+    /// The offset of the first lost byte in the region.
     pub offset: u64,
     /// The number of bytes, of all losses of the region together.
     pub len: u64,
@@ -158,7 +158,7 @@ struct Mapped {
     len: u64,
     offset: usize,
     mapping: Arc<Mapping>,
-    /// Where the region is in its file; `None` for memory without a file.
+    /// The place of the region in its file; `None` for memory without a file.
     file: Option<InFile>,
     /// Counts a region that shares its mapping with another one, from which it was split.
     _place: Option<Arc<Place>>,
@@ -197,8 +197,7 @@ impl Mapped {
 
 /// An immutable snapshot of a guest's memory map. Cloning shares it.
 ///
-/// A change makes a new snapshot, which shares the mappings that stayed; an old one keeps working
-/// on what it had.
+/// A change makes a new snapshot, which shares the mappings that stayed. An old snapshot keeps all of its mappings.
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     /// The regions in the order of their addresses; no two overlap.
@@ -316,9 +315,9 @@ impl GuestMemory {
         (Self { regions: Arc::new(kept), share: self.share.clone() }, removed)
     }
 
-    /// Returns this map without the whole pages in `[guest_addr, guest_addr + len)`, and how many regions had any of
-    /// those. What is left of a region stays. A region that falls into two counts as two, and the guest must be able to
-    /// have one more.
+    /// Returns this map without the whole pages in `[guest_addr, guest_addr + len)`, and the number of regions that had
+    /// any of those. The rest of a region stays. A region that falls into two counts as two, and the guest must be able
+    /// to have one more.
     pub fn without_part(&self, guest_addr: u64, len: u64) -> Result<(Self, usize), ShareError> {
         let (from, to) = whole_pages(guest_addr, len);
         let is_outside = |region: &Mapped| from >= to || region.end() <= from || region.start >= to;
@@ -352,8 +351,8 @@ impl GuestMemory {
         self.regions.iter().any(|region| region.mapping.is_damaged())
     }
 
-    /// Returns what was lost of each region since the last call, for this map or another one that
-    /// shares its mappings. [`crate::losses`] says at less cost whether anything was.
+    /// Returns the losses of each region since the last call, for this map or another one that shares its mappings.
+    /// [`crate::losses`] says at less cost whether there are any.
     pub fn take_losses(&self) -> Vec<Loss> {
         let loss = |region: &Mapped| {
             let Lost { offset, len, poisoned } = region.mapping.take_lost()?;
@@ -403,7 +402,7 @@ impl GuestMemory {
         Slice::new(&region.mapping, region.offset + skip, bytes)
     }
 
-    /// Borrows what [`GuestMemory::prefix`] returns.
+    /// Borrows the memory that [`GuestMemory::prefix`] returns.
     pub fn chunk(&self, addr: u64, len: u64) -> Result<Chunk<'_>, MemoryError> {
         let (region, skip, have) = self.find(addr, len)?;
         let len =

@@ -24,7 +24,7 @@ pub(crate) struct Mapping {
     writable: bool,
     /// For small pages of a file: a bit for each block of [`BLOCK`] bytes whose pages were all touched.
     touched: Option<Box<[AtomicU64]>>,
-    /// For memory of a file, which can be lost: what the handler of SIGBUS knows of it.
+    /// The registration for the handler of SIGBUS, of memory of a file, which can be lost.
     registration: Option<Registration>,
     /// Counts a mapping of a file among those of its guest, until it is unmapped.
     _place: Option<Place>,
@@ -86,7 +86,7 @@ impl Mapping {
         self.registration.as_ref().is_some_and(Registration::is_damaged)
     }
 
-    /// Returns what became zeros since the last call.
+    /// Returns the memory that became zeros since the last call.
     pub(crate) fn take_lost(&self) -> Option<Lost> {
         self.registration.as_ref().and_then(Registration::take_lost)
     }

@@ -11,7 +11,7 @@ use crate::mapping::Mapping;
 use crate::prefetch::lines;
 use crate::{GuestMemory, MemoryError, PAGE_SIZE};
 
-/// Where the pages are in this process.
+/// The place of the pages in this process.
 #[derive(Debug)]
 enum Place {
     /// They follow each other from here on: to find an address takes an addition.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How many mappings of guest memory the process has, and which guests have them.
+//! The mappings of guest memory in the process, and the guests that have them.
 //!
 //! The kernel limits the mappings of a process, so all guests share one [`Pool`]. A guest can always have
-//! [`GUARANTEED`] mappings, whatever the others have. What it has beyond that is there for whoever asks first, up to
-//! [`MAX_REGIONS`] for each guest.
+//! [`GUARANTEED`] mappings. The other mappings go to the guests that ask first, up to [`MAX_REGIONS`] for each guest.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +21,7 @@ pub const GUARANTEED: usize = 16;
 #[derive(Debug)]
 pub struct Pool {
     total: usize,
-    /// How many are taken: those that guests are guaranteed, and those that guests have beyond that.
+    /// The number of regions that are taken: those that guests are guaranteed, and those that guests have beyond these.
     taken: AtomicUsize,
 }
 
@@ -70,14 +69,15 @@ impl Pool {
     }
 }
 
-/// The regions of one guest. Clones are of the same guest. What is guaranteed goes back to the pool with the last one.
+/// The regions of one guest. Clones are of the same guest. The guaranteed regions go back to the pool with the last
+/// clone.
 #[derive(Clone, Debug)]
 pub struct Share(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     pool: Arc<Pool>,
-    /// How many regions the guest has.
+    /// The number of regions that the guest has.
     used: Mutex<usize>,
 }
 
@@ -87,12 +87,12 @@ pub enum ShareError {
     /// The guest has as many as one guest can have.
     #[error("the guest has {MAX_REGIONS} regions, which is the limit")]
     Guest,
-    /// The guest has what it is guaranteed, and other guests have the rest.
+    /// The guest has its guaranteed regions, and other guests have the rest.
     #[error("the guest has {used} regions, and all guests together have the {total} that the process can have")]
     Pool {
-        /// How many regions the guest has.
+        /// The number of regions that the guest has.
         used: usize,
-        /// How many all guests can have.
+        /// The number of regions that all guests can have.
         total: usize,
     },
 }

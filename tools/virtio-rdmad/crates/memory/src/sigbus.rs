@@ -61,11 +61,11 @@ struct Entry {
     start: AtomicUsize,
     len: AtomicUsize,
     block: AtomicUsize,
-    /// How many blocks were ever replaced one by one.
+    /// The number of blocks that were ever replaced one by one.
     single: AtomicUsize,
     /// Whether anything was replaced, ever.
     damaged: AtomicBool,
-    /// How many bytes were replaced since [`Registration::take_lost`].
+    /// The number of bytes that were replaced since [`Registration::take_lost`].
     lost: AtomicUsize,
     /// The lowest offset of these bytes.
     offset: AtomicUsize,
@@ -113,8 +113,8 @@ impl Entry {
         (same && version % 2 == 0).then_some(range)
     }
 
-    /// Returns what to replace, now that the block around `addr` cannot be accessed: that block, or all
-    /// of `range`.
+    /// Returns the range to replace, now that the block around `addr` cannot be accessed: that block, or all of
+    /// `range`.
     fn part(&self, range: Range, addr: usize) -> Range {
         let below = |most: usize| move |count: usize| (count < most).then_some(count + 1);
         let add = |counter: &AtomicUsize, most| {
@@ -144,10 +144,10 @@ static ENTRIES: [Entry; MAX_MAPPINGS] = [const { Entry::free() }; MAX_MAPPINGS];
 /// The index from which on entries were never taken.
 static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many blocks of all mappings were replaced one by one.
+/// The number of blocks of all mappings that were replaced one by one.
 static SINGLE: AtomicUsize = AtomicUsize::new(0);
 
-/// How many times memory was replaced.
+/// The number of times that memory was replaced.
 static LOSSES: AtomicU64 = AtomicU64::new(0);
 
 /// A part of a mapping that was replaced by zeros.
@@ -187,7 +187,7 @@ impl Registration {
         self.entry().damaged.load(Ordering::Acquire)
     }
 
-    /// Returns what was lost since the last call.
+    /// Returns the loss since the last call.
     pub(crate) fn take_lost(&self) -> Option<Lost> {
         let entry = self.entry();
         let len = entry.lost.swap(0, Ordering::Acquire);

@@ -130,9 +130,9 @@ impl Slice {
         self.write(offset, value.as_bytes())
     }
 
-    /// Has this process find up to `most` pages from the byte at `offset` on, so that a later access does not have to wait
-    /// for that. The slice is touched from its beginning to its end. Returns of how many bytes the pages are there now,
-    /// and how many pages were touched for that: none where all pages around were touched before.
+    /// Touches up to `most` pages from the byte at `offset` on, so that a later access does not have to wait for them.
+    /// The slice is touched from its beginning to its end. Returns the number of bytes whose pages are there now, and
+    /// the number of pages that were touched for that: none where all pages around were touched before.
     ///
     /// The kernel finds the pages around a page at the same time, as far as they exist. It does so only for a read, and a
     /// write to them needs nothing else; MADV_POPULATE_WRITE takes twice as long.
@@ -191,8 +191,7 @@ impl Slice {
         Ok(())
     }
 
-    /// Returns the word of 16 bits at `offset`. Whoever stores to it checks that the slice may be
-    /// written.
+    /// Returns the word of 16 bits at `offset`. A caller that stores to the word checks that the slice may be written.
     #[cfg(not(loom))]
     #[inline]
     fn word16(&self, offset: usize) -> Result<&AtomicU16, MemoryError> {

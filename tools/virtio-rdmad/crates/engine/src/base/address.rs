@@ -7,13 +7,12 @@ use serde::{Deserialize, Serialize};
 /// A 16-byte global identifier, in network byte order.
 pub type Gid = [u8; 16];
 
-/// What a device is reached by: the same GID may be another guest's in another
-/// VLAN.
+/// The address of a device. The same GID may be another guest's in another VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Address {
     /// The GID.
     pub gid: Gid,
-    /// The VLAN that it belongs to (IEEE 802.1Q); `None`: to none.
+    /// The VLAN that the address belongs to (IEEE 802.1Q), if it belongs to one.
     pub vlan: Option<u16>,
 }
 

@@ -4,18 +4,18 @@
 //! visits may.
 //!
 //! What work costs is estimated, because to look at the clock for each message would be a quarter of a small one. An
-//! access to a guest's memory can take longer than any estimate, as its page may have to be made, cleared or read from a
-//! disk. So a round looks at the clock as well, now and then ([`Stopwatch`]).
+//! access to a guest's memory can take longer than any estimate, as its page may have to be made, cleared or read from
+//! a disk. So a round looks at the clock as well, now and then ([`Stopwatch`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::host::Clock;
 
-/// What work costs, in nanoseconds: what it takes where nothing of it is in the processor's caches.
+/// The costs of work, in nanoseconds, where none of its memory is in the processor's caches.
 ///
-/// These are estimates. What counts is that everything whose amount a guest chooses has a price, so
-/// that a visit ends in time whatever the guest wants done.
+/// These are estimates. All work whose amount a guest chooses has a price, so that a visit ends in time whatever the
+/// guest wants.
 pub(crate) mod cost {
     /// To look whether a ring has work, without visiting it.
     pub const LOOK: u64 = 20;
@@ -33,14 +33,14 @@ pub(crate) mod cost {
     pub const PAGE: u64 = 50;
     /// To have this process find a page of a file.
     pub const TOUCH: u64 = 500;
-    /// To free what was known of a page.
+    /// To free the state of a page.
     pub const FREE: u64 = 10;
     /// To copy an entry of a ring to another.
     pub const ENTRY: u64 = 60;
-    /// To wait for a peer, until its round has ended or it has let go of a lock, which leaves no time for anything else in
-    /// this round.
+    /// To wait for a peer, until its round has ended or it has let go of a lock, which leaves no time for anything else
+    /// in this round.
     pub const WAIT: u64 = 100_000;
-    /// To look at an object, and to do what a change of another one means for it.
+    /// To look at an object, and to adapt it to a change of another object.
     pub const OBJECT: u64 = 150;
 }
 
@@ -68,13 +68,13 @@ pub(crate) const BURST_BYTES: u64 = CHUNK;
 /// Bytes that a visit copies while no other queue of the guest is known to have work: about 10 us.
 const LONE_BURST_BYTES: u64 = 4 * CHUNK;
 
-/// How long a round goes on by the clock, whatever it was estimated to cost.
+/// The longest time of a round by the clock, whatever the estimate of its work.
 const LATE: Duration = Duration::from_micros(200);
 
-/// How long what is done between two looks at the clock takes at most, unless something holds the thread up.
+/// The longest time between two looks at the clock, unless something holds the thread up.
 const STALL: Duration = Duration::from_millis(1);
 
-/// What a visit does between two looks at the clock: messages, or bytes.
+/// The most work of a visit between two looks at the clock: messages, or bytes.
 const LOOK_MESSAGES: u32 = 32;
 const LOOK_BYTES: u64 = LONE_BURST_BYTES;
 
@@ -87,7 +87,7 @@ const WARY: u32 = 1024;
 pub(crate) struct Stopwatch {
     /// The clock, once a round has begun.
     clock: Option<Arc<dyn Clock>>,
-    /// What short visits have done since the last look, in bytes.
+    /// The work of short visits since the last look, in bytes.
     unseen: u64,
     /// When the first look of the round was, and the last.
     looks: Option<(Instant, Instant)>,
@@ -153,7 +153,7 @@ impl Stopwatch {
     }
 }
 
-/// How much a visit may still do, and what the round has cost so far.
+/// The work that a visit may still do, and the cost of the round so far.
 #[derive(Default)]
 pub(crate) struct Budget {
     /// Messages and chunks that are left before the next look at the clock, and those behind it.
@@ -209,7 +209,7 @@ impl Budget {
         (self.left == 0 || self.bytes >= self.look_bytes) && self.ends_part()
     }
 
-    /// Looks at the clock, and goes on unless the visit is over, or the time of the round.
+    /// Looks at the clock. Returns whether the visit is over, or the time of the round.
     #[cold]
     fn ends_part(&mut self) -> bool {
         if self.left() == 0 || self.bytes >= self.most_bytes {
@@ -262,7 +262,7 @@ impl Budget {
         self.bytes
     }
 
-    /// Returns what the round has cost so far, in nanoseconds.
+    /// Returns the cost of the round so far, in nanoseconds.
     pub fn spent(&self) -> u64 {
         self.spent
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Tables of what has a key.
+//! Tables of objects that have a key.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -36,7 +36,8 @@ const SLACK: usize = 1024;
 
 /// Something by the upper 24 bits of its key, which are random.
 ///
-/// A hash table that grows moves all that is in it. This one consists of many, which grow one by one.
+/// A hash table that grows moves all of its entries at once. This table consists of many hash tables, which grow one by
+/// one.
 pub(crate) struct ByKey<T> {
     parts: Box<[HashMap<u32, T, BuildHasherDefault<KeyHasher>>; PARTS]>,
     len: usize,
@@ -49,13 +50,13 @@ impl<T> Default for ByKey<T> {
 }
 
 impl<T> ByKey<T> {
-    /// Returns what has these bits.
+    /// Returns the object whose key has these upper bits.
     #[inline(always)]
     pub fn get(&self, index: u32) -> Option<&T> {
         self.parts[index as usize % PARTS].get(&index)
     }
 
-    /// Returns what has these bits, to change it.
+    /// Returns the object whose key has these upper bits, to change it.
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.parts[index as usize % PARTS].get_mut(&index)
     }
@@ -71,7 +72,7 @@ impl<T> ByKey<T> {
         self.parts[index as usize % PARTS].len() >= 2 * self.len / PARTS + SLACK
     }
 
-    /// Adds something; returns what had these bits before.
+    /// Adds an object. Returns the object whose key had these upper bits before.
     pub fn insert(&mut self, index: u32, value: T) -> Option<T> {
         let before = self.parts[index as usize % PARTS].insert(index, value);
         self.len += usize::from(before.is_none());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Declares what something counts: an `enum` whose members have a name in reports, and a sentence for operators.
+//! Declares counters: an `enum` whose members have a name in reports, and a sentence for operators.
 
 /// Declares an `enum` with a name for each member. What documents a member describes it to operators, too.
 #[macro_export]
@@ -20,7 +20,7 @@ macro_rules! counted {
         impl $of_all {
             /// All members, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$member,)*];
-            /// How many members there are.
+            /// The number of members.
             pub const COUNT: usize = Self::ALL.len();
 
             /// Returns the name in reports.
@@ -30,7 +30,7 @@ macro_rules! counted {
                 }
             }
 
-            /// Returns what is counted, for operators.
+            /// Returns the description of the counter, for operators.
             pub fn help(self) -> &'static str {
                 match self {
                     $(Self::$member => concat!($($doc),*).trim_ascii(),)*

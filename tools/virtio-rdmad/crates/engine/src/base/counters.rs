@@ -243,7 +243,7 @@ impl Stats {
         &self.name
     }
 
-    /// Adds to a counter and returns what it was.
+    /// Adds to a counter and returns its value before.
     pub fn add(&self, counter: Counter, value: u64) -> u64 {
         self.values[counter as usize].fetch_add(value, Ordering::Relaxed)
     }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Waiting until nobody uses a thing any more.
+//! Gates, which count the threads that use an object, so that another thread can wait for its end.
 
 use std::sync::atomic::Ordering;
 use std::sync::PoisonError;
 
 use memory::atomic::{AtomicU32, Condvar, Mutex, MutexGuard};
 
-/// Counts those who are inside, until it is closed: then nobody else comes in,
-/// and whoever closed it waits until all have left.
+/// Counts the threads that are inside, until the gate is closed. Then no other thread comes in, and the thread that
+/// closed the gate waits until all have left.
 #[derive(Default)]
 pub(crate) struct Gate {
-    /// [`CLOSED`], and how many are inside.
+    /// [`CLOSED`], and the number of threads inside.
     state: AtomicU32,
     /// Only of a closed gate whose last visitor leaves.
     left: Mutex<()>,
@@ -21,7 +21,7 @@ pub(crate) struct Gate {
 const CLOSED: u32 = 1 << 31;
 
 impl Gate {
-    /// Goes in, which [`Gate::leave`] must follow; `false` if it is closed.
+    /// Enters the gate; `false` if it is closed. A thread that has entered must call [`Gate::leave`].
     #[inline]
     pub fn enter(&self) -> bool {
         if self.state.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
@@ -31,7 +31,7 @@ impl Gate {
         false
     }
 
-    /// Goes out.
+    /// Leaves the gate.
     #[inline]
     pub fn leave(&self) {
         if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
@@ -40,12 +40,12 @@ impl Gate {
         }
     }
 
-    /// Closes it; whether nobody is inside any more.
+    /// Closes the gate. Returns whether no thread is inside any more.
     pub fn shut(&self) -> bool {
         self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED == 0
     }
 
-    /// Closes it, and waits until nobody is inside.
+    /// Closes the gate, and waits until no thread is inside.
     pub fn close(&self) {
         if self.shut() {
             return;
@@ -56,7 +56,7 @@ impl Gate {
         }
     }
 
-    /// Returns whether it is closed.
+    /// Returns whether the gate is closed.
     pub fn is_closed(&self) -> bool {
         self.state.load(Ordering::Acquire) & CLOSED != 0
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::host::Clock;
 
-/// What [`GuestClock::stopped`] has while the clock runs.
+/// The value of [`GuestClock::stopped`] while the clock runs.
 const RUNS: u64 = u64::MAX;
 
 /// The clock of a guest: that of the network, less the time for which it stood still. Any thread may read it. It is
@@ -50,20 +50,21 @@ impl GuestClock {
         }
     }
 
-    /// Has the clock run again. Returns whether it stood still.
+    /// Starts the clock again. Returns whether it stood still.
     pub fn start(&self) -> bool {
         let stopped = self.stopped.load(Ordering::Acquire);
         if stopped == RUNS {
             return false;
         }
         let lag = nanos(self.clock.now() - self.origin).saturating_sub(stopped);
-        // Whoever finds that the clock runs finds this as well.
+        // A thread that finds that the clock runs finds this value as well.
         self.lag.store(lag, Ordering::Release);
         self.stopped.store(RUNS, Ordering::Release);
         true
     }
 
-    /// Returns when the clock of the network shows what this clock shows at `time`, if it runs until then.
+    /// Returns the time that the clock of the network shows when this clock shows `time`, if this clock runs until
+    /// then.
     pub fn in_network(&self, time: Instant) -> Instant {
         time + Duration::from_nanos(self.lag.load(Ordering::Acquire))
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the engine asks of the process around it, which are wake-ups and the time, and what it tells the process.
+//! The interface to the process around the engine: wake-ups and the time, which the engine needs, and incidents, which
+//! it reports.
 
 use std::time::Instant;
 
@@ -14,12 +15,12 @@ pub trait Wake: Send + Sync {
     /// and must not call into the engine.
     fn wake(&self);
 
-    /// Takes note of what has happened. Called from any thread of the process, and with locks of the engine
-    /// held; must not block and must not call into the engine. A guest can cause any number of incidents.
+    /// Reports an incident. Any thread of the process calls this, with locks of the engine held; it must not block and
+    /// must not call into the engine. A guest can cause any number of incidents.
     fn note(&self, _: Incident) {}
 }
 
-/// What happens to an object of a guest, and is not what the guest wants.
+/// An incident of an object of a guest: an error, or a change that the guest has not asked for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Incident {
     /// A work request of a QP has ended with an error, so the QP is in ERR or SQE.
@@ -28,7 +29,7 @@ pub enum Incident {
         qpn: u32,
         /// The error, one of `enum virtio_rdma_wc_status`.
         status: u32,
-        /// What memory of the guest the work request names and may not use, with a local protection error.
+        /// The memory of the guest that the work request may not use, if it ends with a local protection error.
         refused: Option<RefusedAccess>,
     },
     /// A receive work request of a QP has ended with an error, so the QP is in ERR.
@@ -37,7 +38,7 @@ pub enum Incident {
         qpn: u32,
         /// The error, one of `enum virtio_rdma_wc_status`.
         status: u32,
-        /// What memory the receive, or the message for it, names and may not use, if that is the error.
+        /// The memory that the receive, or the message for it, may not use, if that is the error.
         refused: Option<RefusedAccess>,
     },
     /// A QP is in ERR because of its queues, or of what its peer asked for.
@@ -46,7 +47,7 @@ pub enum Incident {
         qpn: u32,
         /// The event that the guest is told, one of `enum virtio_rdma_event_type`.
         event: u32,
-        /// What memory of the guest the peer has asked for and may not have, if that is why.
+        /// The memory of the guest that the peer may not use, if the peer has asked for it.
         refused: Option<RefusedAccess>,
     },
     /// A CQ has overflowed, or its ring cannot be used any more.
@@ -63,9 +64,8 @@ pub enum Incident {
 
 /// The way out of the process: an interface of the network that carries frames.
 pub trait Uplink: Send + Sync {
-    /// Sends a packet, or a train of packets of one connection, in the order in which they are in it.
-    /// Called from any thread of the process; must not block and must not call into the engine. What
-    /// cannot be sent is lost, as on any network.
+    /// Sends a packet, or a train of packets of one connection in their order. Any thread of the process calls this; it
+    /// must not block and must not call into the engine. A packet that cannot be sent is lost, as on any network.
     ///
     /// Returns how many times it has left the host: several times where the network below has no groups, and a frame
     /// that is for all goes to each other host by itself.

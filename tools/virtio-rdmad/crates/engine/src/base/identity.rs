@@ -19,8 +19,8 @@ impl DeviceId {
     }
 }
 
-/// What a device is told from others by, for as long as its state lives: over an upgrade of the process, too. It changes
-/// only while the device is not started; any thread may ask.
+/// The identity of a device, which distinguishes it from others for as long as its state lives, also over an upgrade of
+/// the process. It changes only while the device is not started. Any thread may read it.
 pub(crate) struct Identity {
     id: AtomicU64,
     mac: AtomicU64,

@@ -28,7 +28,7 @@ use super::address::Address;
 /// The version of the payload. Another version is refused.
 pub(crate) const VERSION: u32 = 3;
 
-/// What an image begins with.
+/// The first bytes of an image.
 const MAGIC: [u8; 8] = *b"vrdma-im";
 
 /// The bytes of the header that its checksum is of.
@@ -39,38 +39,38 @@ const HEADER: usize = 24;
 /// Why an image is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// It has fewer bytes than a header.
+    /// The image has fewer bytes than a header.
     #[error("an image of {len} bytes has no header")]
     Header {
         /// Its length.
         len: usize,
     },
-    /// It does not begin as an image does.
+    /// The first bytes are not those of an image.
     #[error("the bytes are no image of a device")]
     Magic,
-    /// It has another version.
+    /// The image has another version.
     #[error("an image of version {found}, not of version {VERSION}")]
     Version {
-        /// Its version.
+        /// The version of the image.
         found: u32,
     },
-    /// It has fewer or more bytes than its header says.
+    /// The image has fewer or more bytes than its header says.
     #[error("an image with {found} bytes behind its header, which names {named}")]
     Length {
         /// The bytes behind the header.
         found: usize,
-        /// What the header says.
+        /// The number that the header names.
         named: u64,
     },
-    /// Its checksum is wrong.
+    /// The checksum of the image is wrong.
     #[error("an image with the checksum {found:#010x}, which names {named:#010x}")]
     Checksum {
         /// The checksum.
         found: u32,
-        /// What the header says.
+        /// The checksum that the header names.
         named: u32,
     },
-    /// Its payload has another form.
+    /// The payload of the image cannot be decoded.
     #[error("an image whose payload cannot be decoded: {0}")]
     Form(String),
     /// The device has another MAC address than its state.
@@ -114,17 +114,17 @@ pub enum LoadError {
     /// An object has a value that it cannot have.
     #[error("{object} {number}: {why}")]
     Object {
-        /// What it is.
+        /// The kind of the object.
         object: &'static str,
-        /// Its number.
+        /// The number of the object.
         number: u32,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
 
 impl LoadError {
-    /// Returns a closure that makes what is wrong with an object an error.
+    /// Returns a closure that makes a [`LoadError`] of the reason for which an object is refused.
     pub(crate) fn of(
         object: &'static str,
         number: impl Into<u32>,
@@ -134,7 +134,7 @@ impl LoadError {
     }
 }
 
-/// Returns the CRC-32 of what an image with this header and payload has to be protected.
+/// Returns the CRC-32 of an image with this header and payload.
 fn checksum(header: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(header);
@@ -187,7 +187,7 @@ pub(crate) fn open<T: DeserializeOwned>(image: &[u8]) -> Result<T, LoadError> {
     }
 }
 
-/// How a structure of the ABI is encoded: as its bytes.
+/// The encoding of a structure of the ABI: its bytes.
 pub(crate) mod abi_bytes {
     use super::{
         Deserialize, Deserializer, FromBytes, Immutable, IntoBytes, Serialize, Serializer,

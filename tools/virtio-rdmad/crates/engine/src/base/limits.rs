@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the device of one guest can have of everything.
+//! The limits of the device of one guest.
 
 use abi::VIRTIO_RDMA_PAGE_SHIFT;
 use serde::{Deserialize, Serialize};
@@ -31,8 +31,8 @@ const MAX_MR_SIZE: u64 = 1 << 40;
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
 
-/// What the device of one guest can have. All of it is fixed before the guest starts; a [`super::quota::Quota`] may
-/// allow the guest less.
+/// The limits of the device of one guest. They are fixed before the guest starts; a [`super::quota::Quota`] may allow
+/// the guest less.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// QPs on virtqueues, the GSI's among them; M in the numbering of virtqueues.
@@ -71,8 +71,8 @@ pub struct Limits {
     /// pages of rings: bounds the memory that a guest can make the device use, 48
     /// bytes each.
     pub max_extents: usize,
-    /// READs and atomics that one QP has under way or serves. Each is done at
-    /// once. Of those that came over the wire, some 60 bytes are kept for when one comes twice.
+    /// The most READs and atomics that one QP has under way or serves. Each is carried out at once. Of one that came
+    /// over the wire, some 60 bytes are kept in case the requester repeats it.
     pub max_rd_atomic: u8,
     /// Address handles (the driver's own; the device only names a number).
     pub max_ah: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the process is told of the messages of a guest while somebody wants to know.
+//! Observers, by which the process follows the messages of a guest.
 
 use super::refused::RefusedAccess;
 
@@ -16,8 +16,8 @@ pub trait Observer: Send + Sync {
         false
     }
 
-    /// Takes note of what has happened. Called from any thread of the process, and with locks of the engine held; must
-    /// not block and must not call into the engine.
+    /// Reports an event of a message. Any thread of the process calls this, with locks of the engine held; it must not
+    /// block and must not call into the engine.
     fn observe(&self, seen: Seen);
 }
 
@@ -28,16 +28,16 @@ pub struct Seen {
     pub qpn: u32,
     /// The PSN of the packet, or of the first packet of the message or of the chunk, if it has one.
     pub psn: Option<u32>,
-    /// What has happened.
+    /// The event.
     pub what: Observation,
 }
 
-/// What happens to a message.
+/// An event of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observation {
     /// The device has taken a work request from the send queue.
     Posted {
-        /// What it asks for, as `enum ibv_wr_opcode` has it, without the prefix.
+        /// The operation, by its name in `enum ibv_wr_opcode` without the prefix.
         opcode: &'static str,
         /// Comes back in the CQE.
         wr_id: u64,
@@ -53,14 +53,14 @@ pub enum Observation {
     },
     /// The responder refuses a message. Nobody is told why but the process.
     Refused {
-        /// What the requester is told, or the name of the error of the responder.
+        /// The reason that the requester gets, or the name of the error of the responder.
         reason: &'static str,
         /// The memory of the guest that may not be used, if that is why.
         refused: Option<RefusedAccess>,
     },
     /// The responder of the peer refuses a message.
     Nak {
-        /// What the peer says.
+        /// The reason that the peer names.
         reason: &'static str,
     },
     /// A CQE is written.
@@ -78,7 +78,7 @@ pub enum Observation {
     Retried {
         /// Why.
         reason: &'static str,
-        /// How often it may try again after that; `None`: for ever.
+        /// The number of retries that are left after this one; `None` if they have no limit.
         left: Option<u8>,
     },
     /// A packet leaves, or has come.

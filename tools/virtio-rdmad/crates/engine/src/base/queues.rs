@@ -5,8 +5,7 @@
 use super::limits::Limits;
 use super::slot::Slot;
 
-/// What the device looks after: virtqueues and, with rings, what lies in guest
-/// memory.
+/// A queue that the device visits: a virtqueue or, with rings, a queue in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
     /// Control.
@@ -47,8 +46,8 @@ pub(crate) enum Numbering {
 }
 
 impl Limits {
-    /// Returns how many virtqueues a device with these limits has, whatever the driver agrees on; `rings`: whether it may
-    /// agree on rings.
+    /// Returns how many virtqueues a device with these limits has, whatever the driver agrees on; `rings`: whether it
+    /// may agree on rings.
     pub fn queue_count(&self, rings: bool) -> u16 {
         Numbering::of(self, rings).map(Numbering::count).max().unwrap_or(0)
     }
@@ -78,7 +77,7 @@ impl Numbering {
         }
     }
 
-    /// Returns what the virtqueue of this index is for.
+    /// Returns the queue behind the virtqueue of this index.
     pub fn queue(self, index: u16) -> Option<Queue> {
         if index == 0 {
             return Some(Queue::Control);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How much an administrator lets one guest use of what its device can have.
+//! The part of a device's limits that an administrator lets one guest use.
 
 /// How much a guest may use at a time. A quota may change while the device runs, and the guest is not told of it: the
 /// configuration space names what the device can have ([`super::limits::Limits`]), and the smaller of the two counts.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which queues have work: one bit each, and one for each word of these.
+//! The set of the queues that have work: one bit for each queue, and one for each word of these bits.
 
 use std::sync::atomic::Ordering;
 
@@ -32,7 +32,7 @@ impl ReadySet {
     pub fn set(&self, queue: u16) {
         let word = usize::from(queue / 64);
         self.words[word].fetch_or(1 << (queue % 64), Ordering::SeqCst);
-        // After the bit: whoever takes the summary finds it.
+        // The summary comes after the bit: a thread that takes the summary finds the bit.
         self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
     }
 
@@ -45,7 +45,7 @@ impl ReadySet {
 
     /// Notes that the guest's own thread is about to look: from now on it is woken again.
     pub fn begin(&self) {
-        // Not a store, which would read nothing: it sees the bits of all who found the thread woken.
+        // This is not a store, which would read nothing: it sees the bits of all threads that found this one woken.
         self.awake.0.swap(false, Ordering::AcqRel);
     }
 

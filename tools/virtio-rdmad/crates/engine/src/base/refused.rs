@@ -57,7 +57,7 @@ pub struct RefusedAccess {
 /// An SGE of a list that does not give access to its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SgeError {
-    /// Its place in the list; beyond the list if that is not known.
+    /// The place of the SGE in the list, or a number beyond the list if the SGE is not known.
     pub at: u8,
     /// Why.
     pub why: KeyError,
@@ -67,7 +67,7 @@ impl SgeError {
     /// The memory of an SGE cannot be copied from or to. It is not known which.
     pub const COPY: Self = Self { at: u8::MAX, why: KeyError::Memory };
 
-    /// Returns what is refused with one of these SGEs, if it is known with which.
+    /// Returns the access that is refused with one of these SGEs, if the SGE is known.
     pub fn access(self, sges: &[virtio_rdma_sge]) -> Option<RefusedAccess> {
         let sge = match sges {
             [sge] => sge,

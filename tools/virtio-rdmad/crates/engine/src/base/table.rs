@@ -27,12 +27,12 @@ impl<T: Default, K: From<u16> + Into<u16>> Table<T, K> {
         u16::try_from(self.places.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns what is in a place that was used.
+    /// Returns the object in a place, if the place was used.
     pub fn get(&self, index: K) -> Option<&T> {
         self.places.get(usize::from(index.into()))?.get().map(|place| &**place)
     }
 
-    /// Returns what is in a place of the table; it is made on its first use.
+    /// Returns the object in a place of the table, and makes it at the first use.
     pub fn take(&self, index: K) -> &T {
         self.places[usize::from(index.into())].get_or_init(Box::default)
     }

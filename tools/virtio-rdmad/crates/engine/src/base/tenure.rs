@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How whoever has found a device by an address learns that the device has it no longer.
+//! Tenures of addresses: a peer that has found a device by an address learns when the device has the address no longer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// The time for which a device has an address without a break. Whoever has found the device keeps this, and looks the
-/// address up again when it has come to its end.
+/// The time for which a device has an address without a break. A peer that has found the device keeps the tenure, and
+/// looks the address up again when the tenure has ended.
 #[derive(Clone, Default)]
 pub(crate) struct Tenure(Arc<AtomicBool>);
 

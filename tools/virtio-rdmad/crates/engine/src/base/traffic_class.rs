@@ -17,7 +17,7 @@ const BITS: u32 = 6;
 pub struct AllowedValues {
     /// A bit for each value.
     allowed: u64,
-    /// What stands for a value that is not allowed.
+    /// The value that stands for each value that is not allowed.
     first: u8,
 }
 
@@ -59,7 +59,7 @@ impl Field {
         Self { allowed: values.allowed.into(), first: values.first.into() }
     }
 
-    /// Changes the values. Whoever sees the new ones sees what stands for others, too.
+    /// Changes the values. A thread that sees the new values also sees the value that stands for others.
     fn set(&self, values: AllowedValues) {
         self.first.store(values.first, Ordering::Relaxed);
         self.allowed.store(values.allowed, Ordering::Release);

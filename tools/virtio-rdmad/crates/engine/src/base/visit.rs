@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Visits: what the thread that serves a guest finds in a queue.
+//! Visits of queues by the thread that serves a guest.
 
-/// What a visit of a queue found.
+/// The result of a visit of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Visit {
-    /// There was nothing to do; it is worth to look again soon.
+    /// The queue had no work, and is worth another look soon.
     Empty,
-    /// Something was done, and nothing is left.
+    /// Work was done, and none is left.
     Done,
-    /// Something is left.
+    /// Work is left.
     More,
-    /// There is nothing to do until somebody says so.
+    /// The queue has no work until it is made ready again.
     Parked,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a work request ends.
+//! The status of a work request that has ended.
 
 use super::counters::{Counter, Stats};
 

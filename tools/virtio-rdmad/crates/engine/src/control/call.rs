@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the handler of a control command works with.
+//! The arguments of the handler of a control command.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ pub(crate) struct Call<'a> {
     pub hca: &'a Arc<Hca>,
     /// The objects that only commands change.
     pub objects: &'a mut Objects,
-    /// What was prepared for the command.
+    /// The preparation of the command.
     pub prepared: Prepared,
-    /// What the work is charged to.
+    /// The budget that the work is charged to.
     pub budget: &'a mut Budget,
 }

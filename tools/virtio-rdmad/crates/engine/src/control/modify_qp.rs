@@ -28,13 +28,13 @@ use crate::transport::{requester, srq};
 /// Largest QP number.
 const MAX_QPN: u32 = 0xff_ffff;
 
-/// What MODIFY_QP changes, apart from the state.
+/// The attributes that MODIFY_QP changes, apart from the state.
 struct Change {
     attr: virtio_rdma_qp_attr,
     source: Address,
 }
 
-/// Returns whether a request ends what a QP does.
+/// Returns whether a request moves a QP to RESET or ERR.
 fn ends(request: &virtio_rdma_cmd_modify_qp) -> bool {
     let to = QpState::from_abi(request.attr.qp_state);
     request.attr_mask & VIRTIO_RDMA_QP_STATE != 0
@@ -119,7 +119,7 @@ pub(super) fn modify(
     Ok(())
 }
 
-/// Has the peer of a QP that became ready to receive try again: it may have been waiting for that.
+/// Makes the peer of a QP that became ready to receive try again, because the peer may have waited for that.
 fn invite(hca: &Hca, is_connected: bool, change: &Change) {
     if !is_connected {
         return;

@@ -23,7 +23,7 @@ use crate::memory::fast_reg::FastReg;
 use crate::memory::mr::{Attributes, Backing, Map, Mr};
 use crate::transport::hca::Hca;
 
-/// What REREG_MR may replace.
+/// The parts of an MR that REREG_MR may replace.
 const REREG: u32 = VIRTIO_RDMA_REREG_TRANS | VIRTIO_RDMA_REREG_PD | VIRTIO_RDMA_REREG_ACCESS;
 
 /// Handles GET_DMA_MR.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The objects that only control commands change, and what they take of the guest's limits.
+//! The objects that only control commands change, and their part of the guest's limits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -28,7 +28,7 @@ use crate::memory::page_list::PAGE_SIZE;
 pub(crate) enum MrEntry {
     /// A region of GET_DMA_MR or REG_USER_MR.
     Fixed {
-        /// What it is.
+        /// The attributes of the region.
         attributes: Attributes,
         /// `None` while its memory is not in the guest's map.
         live: Option<Arc<Mr>>,
@@ -65,7 +65,7 @@ pub(crate) struct MwEntry {
 /// The attachments of one device to multicast groups.
 #[derive(Default)]
 pub(crate) struct Attachments {
-    /// How many QPs are attached to each group.
+    /// The number of QPs that are attached to each group.
     by_group: HashMap<Gid, u32>,
     total: u32,
 }
@@ -154,7 +154,7 @@ impl Domains {
     }
 }
 
-/// What only control commands change. The guest's own thread alone uses it.
+/// The objects that only control commands change. Only the guest's own thread uses them.
 pub(crate) struct Objects {
     /// The guest's memory.
     pub memory: GuestMemory,
@@ -176,14 +176,14 @@ pub(crate) struct Objects {
     pub extents: usize,
     /// Bytes of memory that regions cover, as a quota counts them.
     pub registered: u64,
-    /// How many QPs there are.
+    /// The number of QPs.
     pub qps: u32,
-    /// How many CQs there are.
+    /// The number of CQs.
     pub cqs: u32,
-    /// How many SRQs there are.
+    /// The number of SRQs.
     pub srqs: u32,
-    /// Where the search for a free QP on virtqueues begins, so that numbers come
-    /// back late.
+    /// The place at which the search for a free QP on virtqueues begins. It moves on, so that a number is used again
+    /// late.
     pub next_slot: u16,
     /// Numbers of CQs with rings.
     pub ring_cqs: Numbers,
@@ -334,9 +334,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Returns what a guest has that made no object. The random number says where QPNs begin: a peer that has not
-    /// noticed that the guest is another one since then takes a QPN that it knows for a connection that it has (IBA
-    /// 12.4.1).
+    /// Returns the objects of a guest that has made none. QPNs begin at a number that `random` chooses: a peer that has
+    /// not noticed yet that another guest is there takes a QPN that it knows for one of its connections (IBA 12.4.1).
     pub fn new(limits: &Limits, random: u64) -> Self {
         // Place 0 is the GSI's.
         let begin = |end: u16| 1 + (random % u64::from(end.max(2) - 1)) as u16;
@@ -390,8 +389,8 @@ impl Objects {
         Ok(mrn)
     }
 
-    /// Puts a region of GET_DMA_MR or REG_USER_MR in the place of the one before, which it returns;
-    /// `None`: the region is not in memory.
+    /// Puts a region of GET_DMA_MR or REG_USER_MR in the place of the one before, which it returns. With `None`, the
+    /// region is not in memory.
     pub fn set_live(&mut self, mrn: u32, mr: Option<Arc<Mr>>) -> Option<Arc<Mr>> {
         match self.mrs.get_mut(mrn) {
             Some(MrEntry::Fixed { live, .. }) => std::mem::replace(live, mr),
@@ -430,19 +429,19 @@ impl Objects {
         }
     }
 
-    /// Leaves what a region takes that nobody uses any more to [`Self::free_dead`].
+    /// Leaves the memory of a region that nobody uses any more to [`Self::free_dead`].
     fn free_later(&mut self, mr: Arc<Mr>) {
         if mr.extents() != 0 {
             self.dead.push(mr);
         }
     }
 
-    /// Leaves what is left of a region that ended elsewhere, or was never made, to [`Self::free_dead`].
+    /// Leaves the memory of a region that ended elsewhere, or was never made, to [`Self::free_dead`].
     pub fn bury(&mut self, remains: Mr) {
         self.dead.push(Arc::new(remains));
     }
 
-    /// Frees what regions that are gone take, until the budget is exhausted; whether nothing is left.
+    /// Frees the memory of regions that have ended, until the budget is exhausted. Returns whether none is left.
     pub fn free_dead(&mut self, budget: &mut Budget) -> bool {
         while let Some(mr) = self.dead.pop() {
             // A peer that held it lets go of it at the end of its round.

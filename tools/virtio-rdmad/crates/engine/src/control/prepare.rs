@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The long part of control commands: what is read, found or copied before a command is carried out,
-//! over as many visits as that takes.
+//! The long part of control commands: memory is read, found or copied before a command is carried out, over as many
+//! visits as that takes.
 //!
 //! As long as a command may be refused, its long part changes nothing that anybody else sees. Once
 //! nothing can refuse the end of an SRQ or a QP any more, the long part parts the object from others. By
@@ -32,7 +32,7 @@ const STEP: u64 = 64;
 /// Entries of a ring that are moved under one lock.
 pub(crate) const MOVED: u32 = 64;
 
-/// What a command needs before it is carried out.
+/// The preparation of a command.
 #[derive(Default)]
 pub(crate) enum Prepared {
     /// Nothing, or what it cannot have: then it ends in an error.
@@ -60,15 +60,15 @@ pub(crate) enum Prepared {
 }
 
 impl Prepared {
-    /// Leaves out what need not be done, because somebody waits for the end of the command.
+    /// Leaves out the optional part of the preparation, because a thread waits for the end of the command.
     pub fn hurry(&mut self) {
         if let Self::Memory(memory) = self {
             memory.touches = false;
         }
     }
 
-    /// Frees what was found, until the budget is exhausted; whether nothing is left that takes long to
-    /// free.
+    /// Frees the memory of the preparation, until the budget is exhausted. Returns whether nothing is left that takes
+    /// long to free.
     pub fn shed(&mut self, budget: &mut Budget) -> bool {
         match self {
             Self::Memory(memory) => memory.shed(budget),
@@ -128,7 +128,8 @@ impl PreparedMemory {
         !self.touches || resolving.touch(budget)
     }
 
-    /// Frees what was found, until the budget is exhausted; whether nothing is left that takes long to free.
+    /// Frees the memory of the preparation, until the budget is exhausted. Returns whether nothing is left that takes
+    /// long to free.
     fn shed(&mut self, budget: &mut Budget) -> bool {
         if let Some((reader, _)) = self.table.take() {
             let (list, _) = reader.abandon();
@@ -142,7 +143,7 @@ impl PreparedMemory {
         Mr::remains(self.backing, self.resolving.map_or(Map::NOWHERE, Resolving::abandon))
     }
 
-    /// Returns what the region is made of, and where that is.
+    /// Returns the backing of the region, and its map.
     pub fn finish(self, memory: &GuestMemory) -> Result<(Backing, Map), Status> {
         let resolving = self.resolving.ok_or(self.failed.unwrap_or(Status::Error))?;
         Ok((self.backing, resolving.finish(memory).map_err(Status::of_memory)?))
@@ -201,7 +202,7 @@ impl PreparedRings {
         true
     }
 
-    /// Returns the pages and what they are made of.
+    /// Returns the pages, and their ranges of guest memory.
     pub fn finish(mut self) -> Result<(Pages, Box<[Range]>), Status> {
         if let Some(why) = self.failed {
             return Err(why);

@@ -53,7 +53,7 @@ impl QpRings {
     }
 }
 
-/// Checks what a QP is asked to hold; `wr` is the most work requests of a queue.
+/// Checks the capabilities of a new QP; `wr` is the most work requests of a queue.
 fn check_capabilities(request: &virtio_rdma_cmd_create_qp, wr: u32) -> Result<(), Status> {
     let sge = MAX_SGE as u32;
     let signal = u32::from(request.sq_sig_type);
@@ -69,7 +69,7 @@ fn check_capabilities(request: &virtio_rdma_cmd_create_qp, wr: u32) -> Result<()
     }
 }
 
-/// Returns what a QP is created with, if its PD and CQs exist.
+/// Returns the configuration of a new QP, if its PD and CQs exist.
 fn qp_config(
     hca: &Hca,
     objects: &Objects,
@@ -302,7 +302,7 @@ pub(super) fn create_ring(
     Ok(attach(hca, objects, slot, config))
 }
 
-/// Has a QP that is created receive from an SRQ, which is none for XRC.
+/// Makes a new QP receive from an SRQ, which is none for XRC.
 fn use_srq(hca: &Hca, config: &mut QpConfig, srqn: u32) -> Result<(), Status> {
     let srq = with_srq(hca, srqn, |srq| *srq.config())?;
     if srq.xrc.is_some() {

@@ -31,7 +31,7 @@ struct Request {
     chain: Chain,
     bytes: [u8; MAX_REQUEST],
     length: usize,
-    /// What it needs, which may take more than a visit.
+    /// The preparation of the command, which may take more than one visit.
     prepared: Prepared,
 }
 
@@ -43,13 +43,13 @@ struct Reply {
     length: usize,
 }
 
-/// The control queue and what its commands change.
+/// The control queue, and the objects that its commands change.
 pub(crate) struct Control {
     /// The virtqueue.
     pub queue: Virtqueue,
-    /// What the next visit goes on with.
+    /// The request with which the next visit goes on.
     request: Option<Request>,
-    /// What comes before another request.
+    /// The reply that is sent before another request is taken.
     reply: Option<Reply>,
     /// The objects that only commands change.
     pub objects: Objects,
@@ -122,7 +122,7 @@ impl Control {
         self.queue.signal_if_needed();
     }
 
-    /// Does what [`Self::go_on`] does for somebody who waits for the end of the request.
+    /// Does the work of [`Self::go_on`] for a thread that waits for the end of the request.
     pub fn hurry_on(&mut self, hca: &Arc<Hca>, budget: &mut Budget) -> bool {
         if let Some(request) = &mut self.request {
             request.prepared.hurry();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a guest may make, by its quota.
+//! The objects that a guest may make by its quota.
 
 use super::objects::Objects;
 use super::status::Status;

@@ -67,8 +67,8 @@ fn resized_shape(hca: &Hca, request: &virtio_rdma_cmd_resize_srq) -> Result<Shap
     shape(&hca.limits, &request.ring, max_sge)
 }
 
-/// Returns what makes an SRQ with these numbers one for XRC, if its domain and CQ exist. To a driver
-/// that does not know XRC, both numbers are reserved.
+/// Returns the XRC part of an SRQ with these numbers, if its domain and CQ exist. To a driver that does not know XRC,
+/// both numbers are reserved.
 fn xrc_config(
     hca: &Hca,
     objects: &Objects,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a control command ends.
+//! The status of a control command.
 
 use crate::base::counters::Counter;
 use crate::memory::mr::ResolveError;

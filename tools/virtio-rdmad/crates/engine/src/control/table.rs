@@ -14,7 +14,7 @@ use crate::transport::hca::Hca;
 
 /// A command as the control queue sees it: without types.
 pub(super) struct Command {
-    /// Whether driver and device agreed on what it needs.
+    /// Returns whether driver and device agreed on the features that the command needs.
     pub is_offered: fn(&Features) -> bool,
     /// Begins with its long part, if the request is long enough and asks for nothing impossible.
     pub prepare: fn(&Hca, &Objects, &[u8]) -> Option<Prepared>,

@@ -29,7 +29,7 @@ pub(crate) struct View<'a> {
 /// beginning to its end.
 pub(crate) struct Copying<'a> {
     view: &'a View<'a>,
-    /// How many mappings of revocable regions were entered.
+    /// The number of mappings of revocable regions that were entered.
     entered: usize,
 }
 
@@ -70,7 +70,7 @@ impl Drop for Copying<'_> {
     }
 }
 
-/// What a message carries.
+/// The data of a message.
 #[derive(Clone, Copy)]
 pub(crate) enum Data<'a> {
     /// Memory of a guest.
@@ -84,7 +84,7 @@ struct Cursor<'a> {
     cache: &'a MrCache,
     /// The mappings that follow.
     mappings: std::slice::Iter<'a, Mapping>,
-    /// What follows of this one, and how many bytes that is.
+    /// The pieces of the current mapping that follow, and their bytes.
     pieces: Option<Pieces<'a>>,
     left: u64,
 }
@@ -133,12 +133,11 @@ pub(crate) fn scatter(source: Data<'_>, target: View<'_>, total: u64) -> Result<
     }
 }
 
-/// Copies from one list to another until one of them ends; returns how much. `total` are the bytes
-/// of the message that this is a part of, which decide how fast its memory is.
+/// Copies from one list to another until one of them ends. Returns the number of bytes. `total` is the number of bytes
+/// of the whole message, which decides in which cache its memory is expected.
 ///
-/// What was checked when it was mapped fails here only where the guest's own
-/// map of memory is at odds with its region (a DMA region over memory that is
-/// read-only), or where the region was revoked meanwhile.
+/// Memory that was checked when it was mapped fails here only where the guest's own map of memory is at odds with its
+/// region (a DMA region over memory that is read-only), or where the region was revoked meanwhile.
 pub(crate) fn copy(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Side> {
     let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
     let have = reading.begin().ok_or(Side::Source)?;
@@ -207,16 +206,16 @@ pub(crate) fn read(source: View<'_>, bytes: &mut [u8]) -> Result<(), Side> {
 pub(crate) enum Atomic {
     /// Replaces `compare` by `swap`.
     CompareSwap {
-        /// What must be there.
+        /// The value that the word must have.
         compare: u64,
-        /// What is put there.
+        /// The value that the word gets.
         swap: u64,
     },
     /// Adds.
     FetchAdd(u64),
 }
 
-/// Does an atomic operation on a mapped word and returns what was there.
+/// Does an atomic operation on a mapped word and returns its value before.
 pub(crate) fn atomic(cache: &MrCache, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
     on_word(cache, target, |word| match operation {
         Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),

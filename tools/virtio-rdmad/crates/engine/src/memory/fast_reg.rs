@@ -27,11 +27,11 @@ pub(crate) struct FastReg {
     pub max_pages: usize,
     /// Its key: that of the last REG_MR, or the first one.
     pub key: u32,
-    /// What it is if it is VALID; `None`: FREE.
+    /// The attributes of the region if it is VALID; `None` if it is FREE.
     pub valid: Option<Attributes>,
 }
 
-/// What REG_MR asks for.
+/// The request of a REG_MR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Registration {
     /// The new key.
@@ -58,7 +58,7 @@ impl Registration {
     }
 }
 
-/// Who invalidates a key.
+/// The side that invalidates a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalidator {
     /// The owner of the QP.
@@ -67,7 +67,7 @@ pub(crate) enum Invalidator {
     Remote,
 }
 
-/// What a work request says of a key that it invalidates.
+/// The invalidation of a key by a work request.
 #[derive(Clone, Copy)]
 pub(crate) struct Invalidation {
     /// The key.
@@ -76,13 +76,12 @@ pub(crate) struct Invalidation {
     pub pdn: u32,
     /// Place of the QP.
     pub qp: Slot,
-    /// Who asks for it.
+    /// The side that asks for the invalidation.
     pub by: Invalidator,
 }
 
 impl Invalidation {
-    /// Checks what the region or window with the index of the key is: its protection domain, its
-    /// key, and whether it is FREE.
+    /// Checks the region or window with the index of the key: its protection domain, its key, and whether it is FREE.
     pub fn check(&self, pdn: u32, key: u32, is_free: bool) -> Result<(), KeyError> {
         if pdn != self.pdn {
             return Err(KeyError::Pd);
@@ -90,7 +89,7 @@ impl Invalidation {
         if key != self.key {
             return Err(KeyError::Key);
         }
-        // What is FREE already is no error for its owner.
+        // For its owner, it is no error to invalidate a key that is FREE already.
         if is_free && self.by == Invalidator::Remote {
             return Err(KeyError::Free);
         }

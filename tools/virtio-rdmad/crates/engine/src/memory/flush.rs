@@ -19,7 +19,7 @@ use super::mr::Claim;
 use super::mr_cache::MrCache;
 use crate::base::refused::KeyError;
 
-/// What FLUSH asks for.
+/// The request of a FLUSH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Flush {
     /// The access that its key must give, `VIRTIO_RDMA_ACCESS_FLUSH_*`.

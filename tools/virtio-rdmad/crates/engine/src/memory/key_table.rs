@@ -163,8 +163,8 @@ impl KeyTable {
         self.insert(mr);
     }
 
-    /// Makes the region or window with a key FREE, unless a copy by it is under way. Then it returns what is copied
-    /// by, and is to be called again: no other copy begins meanwhile.
+    /// Makes the region or window with a key FREE. If a copy by the key is under way, it returns that region or window
+    /// instead, and is to be called again: no other copy begins meanwhile.
     pub fn invalidate(&mut self, what: Invalidation) -> Result<Option<Arc<Mr>>, KeyError> {
         let index = what.key >> 8;
         if self.windows.has(what.key) {
@@ -184,8 +184,8 @@ impl KeyTable {
         Ok(None)
     }
 
-    /// Begins to revoke the region or window with these upper 24 bits of its key, if it is in memory. Returns it if a
-    /// copy by it is under way.
+    /// Begins to revoke the region or window with these upper 24 bits of its key, if it is in memory. Returns the
+    /// region or window if a copy by it is under way.
     fn begin_to_revoke(&self, index: u32) -> Option<Arc<Mr>> {
         self.regions.get(index).filter(|mr| !mr.begin_to_revoke()).cloned()
     }
@@ -249,15 +249,15 @@ impl KeyTable {
         let window = self.windows.get(index).map(|window| (window.key, window.binding.is_none()));
         match region.or(window) {
             Some((_, true)) => KeyError::Free,
-            // What is in the table cannot be pinned while it is being invalidated.
+            // A region or window in the table cannot be pinned while it is being invalidated.
             Some((own, false)) if own == key && self.regions.contains(index) => KeyError::Free,
             Some((own, false)) if own == key => KeyError::Memory,
             _ => KeyError::Key,
         }
     }
 
-    /// Checks what BIND_MW in the QP in place `slot` asks for: what the window comes
-    /// to be bound to, if to anything, or what is wrong.
+    /// Checks a BIND_MW in the QP in place `slot`. Returns the new binding of the window, if it gets one, or the reason
+    /// of a refusal.
     fn check_bind(
         &self,
         slot: Slot,
@@ -306,8 +306,8 @@ impl KeyTable {
         Ok(Some((Binding { region: bind.lkey, part }, region)))
     }
 
-    /// Does what BIND_MW asks for, unless a copy by what the window was before is under way: returns that, as
-    /// [`Self::invalidate`].
+    /// Carries out a BIND_MW, unless a copy by the former binding of the window is under way. Then it returns that
+    /// binding's memory, as [`Self::invalidate`].
     pub fn bind(
         &mut self,
         slot: Slot,
@@ -350,7 +350,7 @@ impl KeyTable {
         self.windows.of_qp(qp).nth(FEW).is_some()
     }
 
-    /// Takes a window out; returns what is to be revoked.
+    /// Takes a window out. Returns its memory, which is to be revoked.
     pub fn remove_window(&mut self, key: u32) -> Option<Arc<Mr>> {
         let index = key >> 8;
         self.windows.release(index);
@@ -358,8 +358,8 @@ impl KeyTable {
         self.remove(key)
     }
 
-    /// Makes [`FEW`] windows of a QP FREE, or all if there are no more; returns how many, and what is
-    /// to be revoked.
+    /// Makes [`FEW`] windows of a QP FREE, or all if there are no more. Returns their number, and their memory, which
+    /// is to be revoked.
     pub fn release_windows(&mut self, qp: Slot) -> (usize, Vec<Arc<Mr>>) {
         let indices: Vec<u32> = self.windows.of_qp(qp).take(FEW).collect();
         let revoked = indices.iter().filter_map(|index| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What work requests do to keys: fast registration, the binding of windows, and invalidation (IBA,
-//! base memory management extensions).
+//! Work requests that change keys: fast registration, the binding of windows, and invalidation (IBA, base memory
+//! management extensions).
 //!
 //! Registrations and bindings come from the guest's own thread, as control commands do. Only
 //! invalidation may come from a peer's: it revokes the region, for which no lock of the guest's objects
@@ -29,7 +29,7 @@ use crate::base::wc_status::WcStatus;
 /// Why a registration or a binding is refused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
-    /// What is wrong, for the log.
+    /// The reason, for the log.
     pub why: &'static str,
     /// Status of the work request.
     pub status: WcStatus,
@@ -103,7 +103,7 @@ pub(crate) fn reg_mr(
     Ok(())
 }
 
-/// Reads the page list of a REG_MR, once; `None` if it cannot be read or holds what is no page.
+/// Reads the page list of a REG_MR, once; `None` if it cannot be read, or if an entry is no page.
 fn read_page_list(
     memory: &GuestMemory,
     request: &Registration,
@@ -126,7 +126,8 @@ fn read_page_list(
     Some(list)
 }
 
-/// Does a BIND_MW, unless a copy by what the window was before is under way; returns that, as [`invalidate`].
+/// Carries out a BIND_MW, unless a copy by the former binding of the window is under way. Then it returns that
+/// binding's memory, as [`invalidate`].
 pub(crate) fn bind_mw(
     table: &RwLock<KeyTable>,
     features: &Features,
@@ -138,9 +139,9 @@ pub(crate) fn bind_mw(
         .map_err(|why| Refusal { why, status: WcStatus::MwBind })
 }
 
-/// Ends the access that a key gives, unless a copy by it is under way. Then it returns what is copied by, and is to be
-/// called again: in a later turn, or when [`Mr::revoke`] has waited for the copy. No other copy begins meanwhile.
-/// Any thread may call it; locks of QPs may be held.
+/// Ends the access that a key gives. If a copy by the key is under way, it returns the memory of that copy instead, and
+/// is to be called again: in a later turn, or when [`Mr::revoke`] has waited for the copy. No other copy begins
+/// meanwhile. Any thread may call this; locks of QPs may be held.
 pub(crate) fn invalidate(
     table: &RwLock<KeyTable>,
     what: Invalidation,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory regions: what a key names, resolved against the guest's memory.
+//! Memory regions: the memory that a key names, resolved against the guest's memory.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ const FREED: usize = 256;
 const TOUCHED: usize = 16;
 const MOST_TOUCHED: usize = 1 << 18;
 
-/// What is known of so many pages is given back to the system at a time. To give all of it back at once takes
+/// The number of pages whose state is given back to the system at a time. To give all of it back at once takes
 /// milliseconds for a region of millions of pages.
 const GIVEN_BACK: usize = 4096;
 
-/// What a region is made of, in guest addresses.
+/// The memory of a region, in guest addresses.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Backing {
     /// All memory of the guest, named by guest address.
@@ -73,7 +73,7 @@ impl Extent {
     }
 }
 
-/// What a region is made of, in addresses of this process.
+/// The memory of a region, in addresses of this process.
 pub(crate) enum Map {
     Dma(GuestMemory),
     Extents(Vec<Extent>),
@@ -82,11 +82,11 @@ pub(crate) enum Map {
 }
 
 impl Map {
-    /// Where a region is that is not in memory.
+    /// The map of a region that is not in memory.
     pub const NOWHERE: Self = Self::Extents(Vec::new());
 }
 
-/// On what grounds a key is used.
+/// The access that a user of a key claims.
 #[derive(Clone, Copy)]
 pub(crate) struct Claim {
     /// Protection domain of the queue that names the key.
@@ -105,7 +105,7 @@ impl Claim {
     }
 }
 
-/// What a region is, apart from where its memory lies.
+/// The attributes of a region, apart from the place of its memory in this process.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Attributes {
     /// Its lkey and rkey.
@@ -122,7 +122,7 @@ pub(crate) struct Attributes {
     pub backing: Backing,
 }
 
-/// How ranges are encoded that are shared: as any others.
+/// The encoding of ranges that are shared, which is that of any other ranges.
 mod shared {
     use std::sync::Arc;
 
@@ -170,7 +170,7 @@ impl Attributes {
     }
 }
 
-/// Who may use a key.
+/// The users of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reach {
     /// Everybody: that of a region.
@@ -182,7 +182,7 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
-    /// Returns whether the owner is one of them (`None`), or the peer of the QP in a place.
+    /// Returns whether the owner is one of the users (`None`), or whether the peer of the QP in a place is.
     #[inline]
     pub fn includes(self, peer_of: Option<Slot>) -> bool {
         match self {
@@ -204,7 +204,7 @@ pub(crate) struct Part {
     pub length: u64,
     /// `VIRTIO_RDMA_ACCESS_REMOTE_*`, `VIRTIO_RDMA_ACCESS_FLUSH_*`.
     pub access: u32,
-    /// Who may use the key.
+    /// The users of the key.
     pub reach: Reach,
 }
 
@@ -214,12 +214,12 @@ pub(crate) struct Part {
 /// It does not change. A thread that copies from or to it pins it for one round; [`Mr::retire`] waits
 /// for that.
 ///
-/// What work requests invalidate is revocable besides: [`Mr::revoke`] waits for
-/// copies under way only, which take no lock, so locks may be held meanwhile.
-/// Whoever need not wait asks [`Mr::begin_to_revoke`] again and again.
+/// A region that work requests invalidate is revocable besides: [`Mr::revoke`] waits only for copies that are under
+/// way. These take no lock, so locks may be held meanwhile. A caller that need not wait calls [`Mr::begin_to_revoke`]
+/// again and again.
 pub(crate) struct Mr {
     attributes: Attributes,
-    /// Who may use its key.
+    /// The users of its key.
     reach: Reach,
     map: Map,
     /// Offset of its first byte in `map`.
@@ -259,13 +259,13 @@ impl Mr {
         Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None }
     }
 
-    /// Returns what is left of a region that has ended or was never made, to be [shed](Self::shed).
+    /// Returns the rest of a region that has ended or was never made, to be [shed](Self::shed).
     pub fn remains(backing: Backing, map: Map) -> Self {
         let attributes = Attributes { key: 0, pdn: 0, access: 0, iova: 0, length: 0, backing };
         Self::resolved(attributes, map)
     }
 
-    /// Frees what is known of some pages of a region that nobody uses; of how many.
+    /// Frees the state of some pages of a region that nobody uses. Returns their number.
     pub fn shed(&mut self) -> u64 {
         let freed = match &mut self.map {
             Map::Extents(extents) => shed(extents),
@@ -290,12 +290,12 @@ impl Mr {
         Self { attributes, reach, map, base, pins: Gate::default(), copies: Some(Gate::default()) }
     }
 
-    /// Lets the region be revoked.
+    /// Makes the region revocable.
     pub fn revocable(self) -> Self {
         Self { copies: Some(Gate::default()), ..self }
     }
 
-    /// Returns what the region is.
+    /// Returns the attributes of the region.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
     }
@@ -436,7 +436,7 @@ impl<'a> Pieces<'a> {
 
 /// A region that is being resolved, over as many visits as that takes.
 pub(crate) struct Resolving {
-    /// `None`: all memory of the guest.
+    /// The ranges of the region; `None` for all memory of the guest.
     ranges: Option<Arc<Vec<Range>>>,
     /// Whether it is to be written.
     write: bool,
@@ -477,7 +477,7 @@ impl Resolving {
             budget.work(cost::PAGE);
             self.failed = self.step(memory, &range).err();
         }
-        // What was found before is of no use.
+        // The pages that were found before are of no use.
         self.shed(budget)
     }
 
@@ -486,7 +486,7 @@ impl Resolving {
         self.failed.is_some()
     }
 
-    /// Returns what was found, which nobody needs any more.
+    /// Returns the pages that were found so far, which nobody needs any more.
     pub fn abandon(self) -> Map {
         Map::Extents(self.found)
     }
@@ -495,8 +495,8 @@ impl Resolving {
     ///
     /// The pages exist, because the guest has pinned them: programs of the guest have written them, or read them from
     /// files. But this process has not found most of them, and would do so one by one in the path of messages, with the
-    /// QP of a peer locked, and at three times the price. A region of all memory is not touched: the guest has not pinned
-    /// it, and may never use most of it.
+    /// QP of a peer locked, and at three times the price. A region of all memory is not touched: the guest has not
+    /// pinned it, and may never use most of it.
     pub fn touch(&mut self, budget: &mut Budget) -> bool {
         if self.failed.is_some() {
             return true;
@@ -519,8 +519,8 @@ impl Resolving {
         true
     }
 
-    /// Frees what was found, until the budget is exhausted; whether nothing is left. The ranges are freed by who else
-    /// has them.
+    /// Frees the pages that were found, until the budget is exhausted. Returns whether none is left. The ranges are
+    /// freed by their other owner.
     pub fn shed(&mut self, budget: &mut Budget) -> bool {
         self.ranges = None;
         while !self.found.is_empty() && !budget.is_over() {

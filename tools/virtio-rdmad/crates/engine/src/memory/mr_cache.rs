@@ -28,7 +28,7 @@ pub(crate) struct Mapping {
     pub len: u64,
 }
 
-/// What a chunk of a message covers on one side.
+/// The memory that a chunk of a message covers on one side.
 pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
 
 /// Regions of one device, found by key and pinned.
@@ -60,7 +60,7 @@ impl MrCache {
         self.pins[mapping.pin as usize].region()
     }
 
-    /// Returns the memory of a mapping, and what follows it in the region.
+    /// Returns the memory of a mapping, and the memory behind it in the region.
     #[inline(always)]
     pub fn pieces(&self, mapping: &Mapping) -> Option<Pieces<'_>> {
         self.pins[mapping.pin as usize].pieces(mapping.offset)
@@ -112,8 +112,8 @@ impl MrCache {
         self.pins[pin].region().check_claim(claim)
     }
 
-    /// Checks the `bytes` of what `sges` name in turn, which has as many, and puts them in place of
-    /// what is in `mappings`.
+    /// Checks the part `bytes` of the memory that `sges` name in turn, which has at least as many bytes, and puts its
+    /// mappings into `mappings`, in the place of those before.
     pub fn map_sges(
         &mut self,
         keys: &RwLock<KeyTable>,

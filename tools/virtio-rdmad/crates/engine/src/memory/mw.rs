@@ -43,7 +43,7 @@ impl MwType {
     }
 }
 
-/// What a window is bound to.
+/// The memory that a window is bound to.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Binding {
     /// The key of the region.
@@ -62,13 +62,13 @@ impl Binding {
     }
 }
 
-/// What BIND_MW asks for.
+/// The request of a BIND_MW.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bind {
     /// The window's key. Its low 8 bits do not count: a consumer may have them wrong after a BIND_MW
     /// that failed.
     pub key: u32,
-    /// Its key from now on: the low 8 bits are what was asked for, the others those of `key`.
+    /// The new key of the window: the low 8 bits are those of the request, the others those of `key`.
     pub new_key: u32,
     /// `VIRTIO_RDMA_ACCESS_*`.
     pub access: u32,

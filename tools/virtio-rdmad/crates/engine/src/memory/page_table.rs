@@ -13,13 +13,13 @@ use crate::base::budget::Budget;
 const ENTRY: u64 = size_of::<u64>() as u64;
 /// Entries of a page, which are read at a time.
 const ENTRIES: usize = (PAGE_SIZE / ENTRY) as usize;
-/// What reading an entry costs, in bytes that are copied in the same time.
+/// The cost of an entry that is read, in bytes that are copied in the same time.
 const COST: u64 = 4 * ENTRY;
 
 /// The shape of a page table.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    /// How many levels of lists there are above the table.
+    /// The number of levels of lists above the table.
     pub levels: u32,
     /// Bytes of a page, a power of two.
     pub page_size: u64,
@@ -42,13 +42,13 @@ pub(crate) struct Reader {
     page_size: u64,
     /// Entries of the table.
     count: u64,
-    /// How many of them were read.
+    /// The number of entries that were read.
     done: u64,
     /// Ranges that there may be.
     room: usize,
     /// The pages so far.
     found: PageList,
-    /// What is wrong with the table.
+    /// The error of the table, if it has one.
     failed: Option<ResolveError>,
 }
 
@@ -61,7 +61,7 @@ impl Reader {
         Self { addr, levels, page_size, count, done: 0, room, found: PageList::default(), failed }
     }
 
-    /// Goes on until the budget is exhausted; whether it has come to an end.
+    /// Reads entries until the budget is exhausted. Returns whether all were read.
     pub fn run(&mut self, memory: &GuestMemory, budget: &mut Budget) -> bool {
         while !self.is_over() {
             if budget.is_over() {
@@ -74,7 +74,7 @@ impl Reader {
         true
     }
 
-    /// Goes on to the end. Returns the pages that were found, and what is wrong with the table.
+    /// Reads all entries that are left. Returns the pages that were found, and the error of the table.
     pub fn finish(mut self, memory: &GuestMemory) -> (PageList, Option<ResolveError>) {
         while !self.is_over() {
             self.step(memory);
@@ -82,7 +82,7 @@ impl Reader {
         self.abandon()
     }
 
-    /// Returns what was found so far.
+    /// Returns the pages that were found so far, and the error of the table.
     pub fn abandon(self) -> (PageList, Option<ResolveError>) {
         (self.found, self.failed)
     }

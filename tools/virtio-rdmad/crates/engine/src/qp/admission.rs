@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use reliability::{RateLimit, Turn};
 
-/// What the limit says of a work request.
+/// The state of a work request at the limit of the guest's work requests.
 pub(crate) enum Admission {
-    /// It has not passed. It has this turn, if the limit was asked.
+    /// The work request has not passed the limit. It has this turn, if the limit was asked.
     Waits(Option<Turn>),
-    /// It has passed, and the limit is not asked again.
+    /// The work request has passed, and the limit is not asked again.
     Passed,
 }
 
 impl Default for Admission {
-    /// Returns what the limit says of a new work request.
+    /// Returns the state of a new work request.
     fn default() -> Self {
         Self::Waits(None)
     }

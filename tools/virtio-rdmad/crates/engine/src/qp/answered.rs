@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a responder remembers of the READs and atomics that it has done (IBA 9.7.5.1.5, "responder resources").
+//! The READs and atomics that a responder has carried out and remembers (IBA 9.7.5.1.5, "responder resources").
 //!
-//! A requester repeats a request whose answer was lost. The answer is sent again only for a request that is remembered:
-//! whoever sends something else with the PSN of a request that was done gets nothing.
+//! A requester repeats a request whose answer was lost. The answer is sent again only for a request that is remembered.
+//! A packet with the PSN of such a request that asks for something else gets no answer.
 
 use std::collections::VecDeque;
 
@@ -121,8 +121,8 @@ impl Answered {
         self.atomics.push_front((psn, original));
     }
 
-    /// Returns the response to a READ that asks for what an earlier one did, or for a part of that; `None` if it does
-    /// not. It is of `count` packets of `mtu` bytes.
+    /// Returns the response to a READ that repeats an earlier one, or a part of it; `None` if it does not. The response
+    /// has `count` packets of `mtu` bytes.
     pub fn read(&self, psn: Psn, reth: &Reth, count: u32, mtu: u64) -> Option<ReadReply> {
         self.reads.iter().find_map(|read| read.part(psn, reth, count, mtu))
     }
@@ -142,7 +142,8 @@ impl Answered {
         self.reads.back().map(|read| read.psn)
     }
 
-    /// Forgets what is half of all PSNs behind the expected one, as its PSNs would be those of new requests.
+    /// Forgets the requests that are half of all PSNs behind the expected one, because new requests are about to have
+    /// their PSNs.
     pub fn forget_before(&mut self, expected: Psn) {
         while self.reads.back().is_some_and(|read| read.psn.is_after(expected)) {
             self.reads.pop_back();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a QP is created with.
+//! The configuration of a QP, which is fixed when the QP is created.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,10 @@ use crate::base::qp_type::QpType;
 use crate::base::slot::Slot;
 use crate::queue::wqe::WqConfig;
 
-/// What a QP was created with.
+/// The configuration of a QP.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct QpConfig {
-    /// What its queues were created with, its transport service among it.
+    /// The configuration of its queues, with its transport service.
     pub wq: WqConfig,
     /// Protection domain; of an XRC target, that of `srq`.
     pub pdn: u32,
@@ -31,7 +31,7 @@ pub(crate) struct QpConfig {
     /// Whether the kernel owns the queues, and not a program: REG_MR names any
     /// page of the guest.
     pub privileged: bool,
-    /// Whether what it sends to a multicast group does not come back to it.
+    /// Whether datagrams of the QP to a multicast group do not come back to it.
     pub block_loopback: bool,
 }
 

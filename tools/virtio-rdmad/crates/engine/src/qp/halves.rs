@@ -93,12 +93,12 @@ impl<D> Qp<D> {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Returns the type at this moment; `None`: there is no QP.
+    /// Returns the type at this moment; `None` if there is no QP.
     pub fn kind(&self) -> Option<QpType> {
         QpType::ALL.get(usize::from(self.kind.load(Ordering::Relaxed))).copied()
     }
 
-    /// Changes what the QP is created with; `None`: there is none any more. The responder is the locked one.
+    /// Changes the configuration of the QP; with `None`, there is no QP any more. The responder is the locked one.
     pub fn configure(&self, locked: &mut Responder<D>, config: Option<QpConfig>) {
         let kind = config.map_or(NO_QP, |config| config.wq.kind as u8);
         self.kind.store(kind, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl<D> Qp<D> {
     }
 }
 
-/// What has ended a half of a QP, and when.
+/// The incident that has ended a half of a QP, and its time.
 pub(crate) type Failure = (Instant, Incident);
 
 /// Why the work request under way does not go on.
@@ -124,7 +124,7 @@ pub(crate) enum Wait {
     Answer(Option<Instant>),
 }
 
-/// Where the other end of a connection was found.
+/// The other end of a connection, as it was found.
 pub(crate) struct Peer<D> {
     /// Its device.
     pub device: Arc<D>,
@@ -212,14 +212,14 @@ impl<D> DerefMut for RequesterHalf<D> {
     }
 }
 
-/// The queue that sends, and what is under way.
+/// The send queue of a QP, and the work requests under way.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Requester {
     /// The send queue.
     pub queue: WorkQueue,
     /// The region of both rings, if the QP has rings.
     pub region: Box<[Range]>,
-    /// What the QP was created with; `None`: there is none.
+    /// The configuration of the QP; `None` if there is no QP.
     pub config: Option<QpConfig>,
     /// Attributes, a copy of the responder's but for `sq_psn`: the first PSN of the next message as long as there is no
     /// window ([`Self::sq_psn`]).
@@ -241,19 +241,19 @@ pub(crate) struct Requester {
     pub members: Option<Span<u64>>,
     /// Why it does not go on.
     pub wait: Wait,
-    /// How often it is tried again without a receive at the peer.
+    /// The number of retries that are left while the peer has no receive.
     pub rnr_left: u8,
     /// Whether the peer is asked again if it has no receive, or has to tell of one.
     pub asks_again: bool,
-    /// How long such pauses are.
+    /// The pace of these retries.
     pub pace: Pace,
-    /// How often it is tried again without an answer.
+    /// The number of retries that are left without an answer.
     pub retry_left: u8,
     /// Whom the connection is with.
     pub partner: Partner,
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
-    /// What is under way on the wire, if the peer is reached over that.
+    /// The messages under way on the wire, if the peer is reached over the wire.
     pub window: Option<Box<SendWindow<SendWqe>>>,
     /// The rate of packets that nobody acknowledges, if it sends some over the wire.
     pub flow: Option<Box<Flow>>,
@@ -337,17 +337,17 @@ impl Requester {
     }
 }
 
-/// The half that receives: the responder, and beside it what is remembered of a peer on another host, whose packets are
+/// The half that receives: the responder and, beside it, the state of a peer on another host, whose packets are
 /// messages to the responder.
 pub(crate) struct ResponderHalf<D> {
-    /// What is remembered of a peer that is reached over the wire.
+    /// The state of a peer that is reached over the wire.
     pub inbound: Option<Box<Inbound>>,
     /// The responder.
     pub responder: Responder<D>,
 }
 
 impl<D> ResponderHalf<D> {
-    /// Forgets what a connection made, as RESET does; capabilities and multicast groups stay.
+    /// Forgets the state of the connection, as RESET does; capabilities and multicast groups stay.
     pub fn reset(&mut self) {
         self.inbound = None;
         self.responder.reset();
@@ -373,7 +373,7 @@ impl<D> DerefMut for ResponderHalf<D> {
 pub(crate) struct Responder<D> {
     /// The receive queue.
     pub queue: WorkQueue,
-    /// What the QP was created with; `None`: there is none. [`Qp::configure`] changes that.
+    /// The configuration of the QP; `None` if there is no QP. [`Qp::configure`] changes it.
     pub config: Option<QpConfig>,
     /// Attributes, in the form of QUERY_QP, but for `rq_psn`, which `expected` has.
     pub attr: virtio_rdma_qp_attr,
@@ -439,15 +439,15 @@ impl<D> Responder<D> {
         self.deselect();
     }
 
-    /// Has an XRC target receive from no SRQ until a message names one.
+    /// Takes the SRQ away from an XRC target, until a message names one.
     pub fn deselect(&mut self) {
         if let Some(config) = self.config.as_mut().filter(|own| own.wq.kind == QpType::XrcTgt) {
             config.srq = None;
         }
     }
 
-    /// Returns whether the QP in place `slot` of its device, of type `kind` and at the address `from`, is this one's peer,
-    /// and names it by GID `to` (specification, chapter 8).
+    /// Returns whether the QP in place `slot` of its device, of type `kind` and at the address `from`, is this one's
+    /// peer, and names it by GID `to` (specification, chapter 8).
     pub fn is_connected_to(&self, kind: QpType, from: &Address, slot: Slot, to: &Gid) -> bool {
         self.config.is_some_and(|config| config.wq.kind == kind.responder())
             && self.attr.dest_qp_num == slot.number()

@@ -113,17 +113,17 @@ pub(crate) struct QpImage {
     responder: ResponderImage,
 }
 
-/// What a QP is loaded with.
+/// The arguments of loading a QP.
 pub(crate) struct Loader<'a> {
     /// The guest's memory.
     pub memory: &'a GuestMemory,
-    /// What the guest may use.
+    /// The limits of the guest.
     pub limits: &'a Limits,
     /// The most pages that the rings may have.
     pub room: usize,
     /// Whether queues are rings.
     pub has_rings: bool,
-    /// What the connections of the guest hold.
+    /// The quota of packets that the connections of the guest hold.
     pub quota: &'a HoldQuota,
     /// The time.
     pub now: Instant,
@@ -207,7 +207,7 @@ fn save_responder<D>(half: &mut ResponderHalf<D>, now: Instant) -> Option<Respon
     })
 }
 
-/// Checks what a QP was created with, as far as it stands alone.
+/// Checks the configuration of a QP, as far as it stands alone.
 fn check_config(config: &QpConfig, limits: &Limits) -> Result<(), Wrong> {
     let WqConfig { max_send_sge, max_recv_sge, max_inline, .. } = config.wq;
     let fits = max_send_sge.max(max_recv_sge) <= MAX_SGE && max_inline <= MAX_INLINE.into();

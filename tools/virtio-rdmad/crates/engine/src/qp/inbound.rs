@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a responder remembers of a peer that it reaches over the wire.
+//! The state of a responder whose peer is reached over the wire.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -26,13 +26,13 @@ const MOST_BEHIND_CNP: i32 = 4096;
 /// A message whose first packet has come, and whose last has not.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Assembly {
-    /// What it asks for.
+    /// The request of the message.
     pub request: Request,
     /// Bytes that have come.
     pub done: u64,
 }
 
-/// What is sent back.
+/// A reply of the responder.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// The data of a READ, from a packet on.
@@ -48,10 +48,10 @@ pub(crate) enum Reply {
     Acknowledge {
         /// The PSN.
         psn: Psn,
-        /// What it says.
+        /// The syndrome of its AETH.
         syndrome: Syndrome,
     },
-    /// An acknowledgement of everything in front of this PSN, and of what is held behind it.
+    /// An acknowledgement of all packets in front of this PSN, and of those that are held behind it.
     Selective {
         /// The PSN of the missing packet.
         psn: Psn,
@@ -66,7 +66,7 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Returns the PSN of the request that it answers; `None`: it acknowledges many.
+    /// Returns the PSN of the request that the reply answers; `None` if it acknowledges many.
     fn answers(&self) -> Option<Psn> {
         match self {
             Self::Read(read) => Some(read.psn),
@@ -80,7 +80,8 @@ impl Reply {
         matches!(self, Self::Acknowledge { syndrome: Syndrome::Ack(_), .. })
     }
 
-    /// Returns the PSN up to which or in front of which it acknowledges requests; `None`: it answers one.
+    /// Returns the PSN up to which or in front of which the reply acknowledges requests; `None` if it answers one
+    /// request.
     fn acknowledges(&self) -> Option<Psn> {
         match self {
             Self::Acknowledge { psn, .. } | Self::Selective { psn } => Some(*psn),
@@ -89,10 +90,10 @@ impl Reply {
     }
 }
 
-/// What waits to be sent back.
+/// A reply that waits to be sent.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Waiting {
-    /// What it is.
+    /// The reply.
     pub reply: Reply,
     /// Whether it was sent before, and its request came once more.
     pub is_repeated: bool,
@@ -102,7 +103,7 @@ pub(crate) struct Waiting {
 struct Offers {
     /// The PSN of the last one.
     last: Option<Psn>,
-    /// How many are left.
+    /// The number of offers that are left.
     left: u8,
 }
 
@@ -112,16 +113,16 @@ impl Default for Offers {
     }
 }
 
-/// What a responder remembers of a peer that it reaches over the wire.
+/// The state of a responder whose peer is reached over the wire.
 #[derive(Default)]
 pub(crate) struct Inbound {
     /// The message under way.
     pub assembly: Option<Assembly>,
-    /// What is sent back, in the order in which the peer asked for it last.
+    /// The replies that wait, in the order in which the peer asked for them last.
     pub replies: VecDeque<Waiting>,
     /// The last READs and atomics.
     pub answered: Answered,
-    /// How often the peer is told that something is missing.
+    /// The NAKs for missing packets.
     pub naks: Naks,
     /// The rate of the data of READs.
     pub flow: Flow,
@@ -256,9 +257,9 @@ impl Inbound {
         self.replies.len() >= MOST_REPLIES
     }
 
-    /// Has data of a READ sent once more. If the same data up to its end waits to be sent, from an earlier packet
-    /// on or from a later one, that begins with the earlier one of both and is sent once: a requester that asks for
-    /// the rest behind each gap must not be sent as many times the rest.
+    /// Sends data of a READ once more. If the same data up to its end waits already, from an earlier packet on or from
+    /// a later one, both become one reply that begins with the earlier packet: a requester that asks for the rest
+    /// behind each gap must not be sent the rest as many times.
     pub fn read_again(&mut self, again: ReadReply) {
         let is_same = |reply: &Reply| matches!(reply, Reply::Read(read) if read.end == again.end);
         let waiting = self.take(is_same);
@@ -276,9 +277,10 @@ impl Inbound {
         self.replies.remove(at)
     }
 
-    /// Has an answer to the request of this PSN sent behind all others: a peer that takes answers in their order
-    /// alone asks for all of them again, in that order. Acknowledgements of later requests stay behind it, as they
-    /// say that it was sent. Those of earlier requests are dropped, because the answer acknowledges these requests too.
+    /// Queues the answer to the request of this PSN behind all others: a peer that takes answers only in their order
+    /// asks for all of them again, in that order. Acknowledgements of later requests stay behind the answer, because
+    /// they say that it was sent. Those of earlier requests are dropped, because the answer acknowledges these requests
+    /// too.
     fn put_last(&mut self, psn: Psn, answer: Waiting) {
         let mut behind = Vec::new();
         self.replies.retain(|waiting| {
@@ -293,9 +295,9 @@ impl Inbound {
         self.replies.extend(behind.into_iter().map(waiting));
     }
 
-    /// Returns whether what waits acknowledges this PSN too: the last thing is an acknowledgement, or a later
-    /// request is answered (IBA 9.7.5.1.2). In the middle of the data of a READ, a peer expects no acknowledgement of
-    /// an earlier request: rxe takes it for the end of the data, and fails.
+    /// Returns whether the replies that wait acknowledge this PSN too: the last of them is an acknowledgement, or
+    /// answers a later request (IBA 9.7.5.1.2). In the middle of the data of a READ, a peer expects no acknowledgement
+    /// of an earlier request: rxe takes it for the end of the data, and fails.
     pub fn acknowledges(&self, psn: Psn) -> bool {
         let last = self.replies.back().map(|last| &last.reply).filter(|last| last.is_ack());
         let mut answers = self.replies.iter().filter_map(|waiting| waiting.reply.answers());
@@ -303,7 +305,7 @@ impl Inbound {
             || answers.any(|of| of.is_after(psn))
     }
 
-    /// Has something sent back. An acknowledgement takes the place of one that was not sent yet.
+    /// Queues a reply. An acknowledgement takes the place of one that was not sent yet.
     pub fn reply(&mut self, reply: Reply) {
         let is_selective = |reply: &Reply| matches!(reply, Reply::Selective { .. });
         let covers = |last: &Reply| match &reply {
@@ -316,14 +318,14 @@ impl Inbound {
         self.replies.push_back(Waiting { reply, is_repeated: false });
     }
 
-    /// Has the answer of the request of this PSN sent once more, and once if it waits itself.
+    /// Queues the answer to the request of this PSN once more. If the answer still waits, it is sent once.
     pub fn repeat(&mut self, psn: Psn, reply: Reply) {
         let waiting = self.take(|waiting| waiting.answers() == Some(psn));
         let is_repeated = waiting.is_none_or(|waiting| waiting.is_repeated);
         self.put_last(psn, Waiting { reply, is_repeated });
     }
 
-    /// Returns how many answers wait that the peer has asked for once. One that is repeated takes nothing of
+    /// Returns the number of answers that wait and that the peer has asked for once. A repeated answer takes nothing of
     /// what the peer may have under way: a network that repeats packets must not end its connection.
     pub fn answers(&self) -> usize {
         let is_first =

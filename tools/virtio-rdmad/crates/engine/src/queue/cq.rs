@@ -24,7 +24,7 @@ use crate::base::wc_status::WcStatus;
 /// A completion, in the form that says most.
 pub(crate) type Cqe = virtio_rdma_ring_cqe;
 
-/// Returns what a virtqueue carries of a completion.
+/// Returns the part of a completion that a virtqueue carries.
 fn short(cqe: &Cqe) -> virtio_rdma_cqe {
     virtio_rdma_cqe {
         wr_id: cqe.wr_id,
@@ -43,7 +43,7 @@ fn short(cqe: &Cqe) -> virtio_rdma_cqe {
     }
 }
 
-/// Where the completions of a CQ go.
+/// The queue of the completions of a CQ.
 pub(crate) enum CqQueue {
     /// A virtqueue, or the place for one. It stays when the CQ goes.
     Virtqueue(Virtqueue),
@@ -57,15 +57,15 @@ impl Default for CqQueue {
     }
 }
 
-/// What a CQ signals, in order of width.
+/// The completions that a CQ signals, in order of width.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Armed {
-    /// It signals nothing.
+    /// The CQ signals nothing.
     #[default]
     No,
-    /// It signals solicited completions and errors.
+    /// The CQ signals solicited completions and errors.
     Solicited,
-    /// It signals every completion.
+    /// The CQ signals every completion.
     Next,
 }
 
@@ -267,8 +267,8 @@ impl Cq {
         self.ring().map_or(Due::No, |ring| ring.take_held(now))
     }
 
-    /// Signals; tells whether it did, which it does not if the driver
-    /// suppresses interrupts, or says that it has taken everything.
+    /// Signals the virtqueue. Returns whether it did: the driver may suppress interrupts, or say that it has taken all
+    /// completions.
     fn signal(&mut self) -> bool {
         let CqQueue::Virtqueue(queue) = &self.queue else { return false };
         let signalled = queue.signal_unless_seen();

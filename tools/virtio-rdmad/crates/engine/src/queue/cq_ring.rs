@@ -49,7 +49,7 @@ pub(crate) enum Due {
     At(Instant),
 }
 
-/// How long events are held back.
+/// The moderation of events, which are held back.
 #[derive(Clone, Copy)]
 struct Moderation {
     /// Until there are so many completions.
@@ -88,7 +88,7 @@ pub(crate) struct CqRing {
     fresh: u32,
     /// CQEs among these from the first on that is solicited or an error; 0 if there is no such CQE.
     fresh_solicited: u32,
-    /// What MODIFY_CQ asked for.
+    /// The moderation that MODIFY_CQ asked for.
     moderation: Option<Moderation>,
     /// The event that the owner waits for.
     held: Option<Held>,
@@ -193,12 +193,12 @@ impl CqRing {
         self.ranges.iter().map(Range::pages).sum()
     }
 
-    /// Returns what the region is made of.
+    /// Returns the ranges of the region.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }
 
-    /// Follows a change of the memory map; `None`: the region is not in memory.
+    /// Follows a change of the memory map; with `None`, the region is not in memory.
     pub fn set_pages(&mut self, pages: Option<Pages>) {
         self.pages = pages;
     }
@@ -233,7 +233,7 @@ impl CqRing {
         Ok(())
     }
 
-    /// Returns what the owner asks for: `arm_next` and `arm_solicited`.
+    /// Returns the words `arm_next` and `arm_solicited`, by which the owner asks for events.
     fn wish(&self) -> Option<[u32; 2]> {
         let pages = self.pages.as_ref()?;
         let load = |at| pages.load_u32(at, Ordering::Relaxed).ok();
@@ -314,7 +314,7 @@ impl CqRing {
         self.moderation = (count != 0 && period != 0).then_some(moderation);
     }
 
-    /// Begins to move what was not taken to another ring; `None` if it does not fit there.
+    /// Begins to move the CQEs that were not taken to another ring; `None` if they do not fit there.
     pub fn begin_move(&self, pages: Pages, ranges: Box<[Range]>, cqe: u32) -> Option<MovingCq> {
         let from = self.pages.as_ref()?.load_u32(CONSUMER, Ordering::Acquire).ok()?;
         let moving = MovingCq { new: Self::new(pages, ranges, cqe, self.vector), from };

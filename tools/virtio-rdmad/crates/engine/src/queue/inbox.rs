@@ -30,7 +30,7 @@ const MOST_SAVED: usize = 4 * MOST_BYTES;
 /// The image of a frame: its bytes, and the bytes of a segment if it is a train.
 pub(crate) type FrameImage = (Bytes, u16);
 
-/// Where a frame is in a heap.
+/// The place of a frame in a heap.
 struct Frame {
     len: usize,
     /// The bytes of a segment of a train; 0: the frame is one packet.
@@ -55,7 +55,7 @@ impl Heap {
         self.frames.push(Frame { len: frame.len(), segment });
     }
 
-    /// Takes what is left of the train that is being taken apart, if there is one: its packets.
+    /// Takes the packets that are left of the train that is being taken apart, if there is one.
     fn take_train(&mut self) -> Option<Vec<Vec<u8>>> {
         let mut split = self.split.take()?;
         let len = self.frames.get(self.taken)?.len;
@@ -131,7 +131,7 @@ impl Inbox {
         true
     }
 
-    /// Takes the oldest frames. They are to be [put back](Inbox::put_back), with what is left of them.
+    /// Takes the oldest frames. The heap is to be [put back](Inbox::put_back), with the frames that are left of it.
     pub fn take(&mut self) -> Heap {
         if self.under_way.is_empty() {
             self.under_way.clear();
@@ -141,7 +141,7 @@ impl Inbox {
         std::mem::take(&mut self.under_way)
     }
 
-    /// Puts back what was taken. Returns whether a frame is left.
+    /// Puts a heap back. Returns whether a frame is left.
     pub fn put_back(&mut self, heap: Heap) -> bool {
         self.under_way = heap;
         !self.under_way.is_empty() || !self.arriving.is_empty()

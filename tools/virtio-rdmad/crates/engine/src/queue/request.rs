@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a send work request asks for, as far as its peer sees it.
+//! The request of a send work request, as far as its peer sees it.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::memory::fast_reg::Registration;
 use crate::memory::flush::Flush;
 use crate::memory::mw::Bind;
 
-/// What a send work request asks for.
+/// The operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Operation {
     /// A message to a receive, or a datagram.
@@ -49,7 +49,8 @@ impl Operation {
     }
 }
 
-/// What a send work request asks for: the operation and, if it concerns a peer, what the headers of its packets say.
+/// The request of a send work request: the operation and, if it concerns a peer, the contents of the headers of its
+/// packets.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// The operation.

@@ -23,26 +23,26 @@ use crate::memory::page_list::{check_region, find_pages, Range};
 // `Shape::check` keeps entries out of the head of either kind of region.
 const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());
 
-/// How long work requests are set aside for QPs that have to come for them. The requester of one may have come to an
-/// end meanwhile, or its worker may be late.
+/// The time for which work requests are set aside for QPs that have to come for them. The requester of such a QP may
+/// have come to an end meanwhile, or its worker may be late.
 const SET_ASIDE: Duration = Duration::from_millis(2);
 
-/// What a QP does that finds no work request.
+/// The way in which a QP waits that finds no work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It does not wait, because the message that it was to receive is dropped. So it takes a work request that was set
-    /// aside for another QP, too.
+    /// The QP does not wait, because the message that it was to receive is dropped. So the QP also takes a work request
+    /// that was set aside for another QP.
     No,
-    /// Its requester asks again by itself.
+    /// The requester of the QP asks again by itself.
     AsksAgain,
-    /// It is roused when there is one.
+    /// The QP is roused when there is a work request.
     Roused,
 }
 
 /// Why an SRQ gives no more work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SrqError {
-    /// Its producer went wrong, or its ring is not in memory.
+    /// The producer of the SRQ went wrong, or its ring is not in memory.
     #[error(transparent)]
     Ring(#[from] WqRingError),
     /// The SRQ is in error already.
@@ -50,10 +50,10 @@ pub(crate) enum SrqError {
     InError,
 }
 
-/// What an SRQ for XRC has besides.
+/// The part of an SRQ that only an SRQ for XRC has.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct XrcSrq {
-    /// Its domain.
+    /// The XRC domain.
     pub xrcdn: u32,
     /// The CQ of its completions.
     pub cq: u16,
@@ -78,7 +78,7 @@ pub(crate) struct Srq {
     asleep: bool,
     /// The QPs that wait for a work request.
     waiters: Waiters,
-    /// When those of them that have to come by themselves lose what is set aside for them.
+    /// The time at which QPs that have to come by themselves lose the work requests that are set aside for them.
     set_aside_until: Option<Instant>,
     /// Work requests that QPs took and did not complete before they were reset or
     /// destroyed. They are taken first, so there are never more than QPs.
@@ -92,18 +92,18 @@ pub(crate) struct MovingSrq {
 }
 
 impl MovingSrq {
-    /// Returns what the region of the new ring is made of.
+    /// Returns the ranges of the region of the new ring.
     pub fn region(&self) -> &[Range] {
         &self.region
     }
 }
 
-/// What an SRQ is created with.
+/// The configuration of an SRQ.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct SrqConfig {
-    /// Its protection domain.
+    /// The protection domain.
     pub pdn: u32,
-    /// What makes it one for XRC.
+    /// The XRC part, if the SRQ is one for XRC.
     pub xrc: Option<XrcSrq>,
     /// SGEs of a work request.
     pub max_sge: usize,
@@ -348,17 +348,17 @@ impl Srq {
         self.asleep && self.ring.sleep()
     }
 
-    /// Follows a change of the memory map; `None`: the ring is not in memory.
+    /// Follows a change of the memory map; with `None`, the ring is not in memory.
     pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) {
         self.ring.set_pages(pages);
     }
 
-    /// Returns what the SRQ was created with.
+    /// Returns the configuration.
     pub fn config(&self) -> &SrqConfig {
         &self.config
     }
 
-    /// Returns what its region is made of.
+    /// Returns the ranges of the region.
     pub fn region(&self) -> &[Range] {
         &self.region
     }
@@ -384,8 +384,8 @@ impl Srq {
         self.take_limit_reached()
     }
 
-    /// Begins the end of the SRQ, if it is one for XRC that no QP uses; whether it is. From then on
-    /// no target finds it.
+    /// Begins the end of the SRQ, if it is one for XRC that no QP uses. Returns whether it is. No target finds the SRQ
+    /// from then on.
     pub fn begin_end(&mut self) -> bool {
         self.ends = self.config.xrc.is_some() && self.users.is_empty();
         self.ends
@@ -414,7 +414,7 @@ impl Srq {
         !self.waiters.is_none_idle() && self.left() != 0
     }
 
-    /// Returns what counts the work requests that wait to be taken.
+    /// Returns the backlog of work requests that wait to be taken.
     pub fn backlog(&self) -> Backlog {
         self.ring.backlog().and(self.returned.len() as u32)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Who uses a CQ or an SRQ, and fails when it does.
+//! The users of a CQ or an SRQ, which fail when it does.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -8,7 +8,7 @@ use std::ops::Bound;
 use crate::base::slot::Slot;
 use serde::{Deserialize, Serialize};
 
-/// What uses a CQ or an SRQ.
+/// A user of a CQ or an SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum User {
     /// The QP in this place.
@@ -22,16 +22,16 @@ pub(crate) enum User {
 #[derive(Default)]
 pub(crate) struct Users {
     all: BTreeSet<User>,
-    /// Where [`Self::next_to_fail`] goes on, if there is something to fail.
+    /// The user with which [`Self::next_to_fail`] goes on, if users are to fail.
     failing: Option<Bound<User>>,
 }
 
-/// How far the failure of users has come: `None` if they do not fail, otherwise the last one that has failed, if one
+/// The progress of the failure of users: `None` if they do not fail, otherwise the last one that has failed, if one
 /// has.
 pub(crate) type Failing = Option<Option<User>>;
 
 impl Users {
-    /// Returns how far the failure has come. The users themselves know what they use.
+    /// Returns the progress of the failure. The users themselves know the objects that they use.
     pub fn save(&self) -> Failing {
         self.failing.map(|from| match from {
             Bound::Excluded(user) | Bound::Included(user) => Some(user),
@@ -65,7 +65,7 @@ impl Users {
         self.all.is_empty()
     }
 
-    /// Notes that what they use has failed.
+    /// Notes that the object of the users has failed.
     pub fn fail(&mut self) {
         self.failing = Some(Bound::Unbounded);
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Virtqueue {
     ring: Option<SplitQueue>,
     signal: Option<Arc<dyn Signal>>,
-    /// What made the ring unusable until it is drained or set up again.
+    /// Whether the ring is unusable until it is drained or set up again.
     broken: bool,
 }
 

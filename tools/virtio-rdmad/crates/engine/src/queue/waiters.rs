@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Who waits for a work request of an SRQ: a line, so that each QP has one in its turn where there are few.
+//! The QPs that wait for a work request of an SRQ. They stand in a line, so that each QP gets one in its turn where
+//! there are few.
 
 use crate::base::slot::Slot;
 use std::collections::BTreeMap;
@@ -15,11 +16,11 @@ const LOOK: usize = 64;
 pub(crate) struct Waiters {
     /// The turn of each QP that waits or was roused.
     turns: BTreeMap<Slot, u64>,
-    /// Those that wait to be roused, by turn.
+    /// The QPs that wait to be roused, by turn.
     idle: BTreeMap<u64, Slot>,
-    /// Those that ask again by themselves, by turn.
+    /// The QPs that ask again by themselves, by turn.
     asking: BTreeMap<u64, Slot>,
-    /// Those that were roused, by turn.
+    /// The QPs that were roused, by turn.
     roused: BTreeMap<u64, Slot>,
     /// The turn of the one that came last.
     last: u64,
@@ -75,8 +76,9 @@ impl Waiters {
         Some(slot)
     }
 
-    /// Puts a QP that was roused back in the line, in the turn that it has, unless it asks again by itself by now. It
-    /// may have come and gone meanwhile, and then it stands there until it is roused. Returns whether it is to be roused.
+    /// Puts a QP that was roused back into the line, in the turn that it has, unless it asks again by itself by now.
+    /// The QP may have left the line and come back meanwhile, and then it stands there until it is roused. Returns
+    /// whether the QP is to be roused.
     pub fn put_back(&mut self, slot: Slot) -> bool {
         let asks_again = self.turns.get(&slot).is_some_and(|turn| self.asking.contains_key(turn));
         if !asks_again {

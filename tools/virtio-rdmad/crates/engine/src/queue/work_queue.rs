@@ -10,7 +10,7 @@ use super::virtqueue::Virtqueue;
 use super::wq_ring::{Backlog, Watch, WqRing, WqRingError};
 use super::wqe::{Ended, Popped, ReceiveWqe, SendWqe, WqConfig};
 
-/// What makes a queue unusable until it is drained.
+/// The reason for which a queue is unusable until it is drained.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WorkQueueError {
     /// A chain of the virtqueue that cannot be followed.
@@ -175,7 +175,7 @@ impl WorkQueue {
         }
     }
 
-    /// Returns what counts the work requests that wait. Those of a virtqueue are counted now.
+    /// Returns the backlog of work requests that wait. Those of a virtqueue are counted now.
     pub fn backlog(&self) -> Backlog {
         match self {
             Self::Virtqueue(queue) => Backlog::known(queue.waiting().into()),
@@ -206,7 +206,7 @@ impl WorkQueue {
         }
     }
 
-    /// Forgets what is posted, as DESTROY and RESET do.
+    /// Forgets the work requests that are posted, as DESTROY and RESET do.
     pub fn drain(&mut self) {
         match self {
             Self::Virtqueue(queue) => queue.drain(),

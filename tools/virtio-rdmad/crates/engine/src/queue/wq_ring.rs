@@ -27,7 +27,7 @@ const MOST_PREFETCHED: u32 = 128;
 /// Bytes of an entry that is moved, at most: those of a receive with all SGEs.
 const MOST_MOVED: usize = receive_entry_len(MAX_SGE);
 
-/// What a ring is for, which decides where the fields of its head are.
+/// The purpose of a ring, which decides the places of the fields of its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The send ring of a QP.
@@ -38,7 +38,7 @@ pub(crate) enum Kind {
     Shared,
 }
 
-/// What is wrong with a ring. In each case its owner did it.
+/// The error of a ring. In each case the ring's owner has made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WqRingError {
     /// The owner posted more than the ring holds, or moved the index back.
@@ -165,7 +165,7 @@ impl WqRingImage {
     }
 }
 
-/// What the shape of a ring may be: the fewest and the most entries, and the bytes that one needs.
+/// The bounds of the shape of a ring: the fewest and the most entries, and the bytes that an entry needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     /// The fewest entries.
@@ -182,11 +182,11 @@ fn count(pages: &Pages, producer: usize, next: u32, depth: u32) -> u32 {
     producer.wrapping_sub(next).min(depth)
 }
 
-/// What is needed to count the entries that wait in a queue. The owner's index is read when the queue's lock is
-/// released, because an access to the guest's memory may take long.
+/// A count of the entries that wait in a queue, which is taken later: the owner's index is read when the queue's lock
+/// is released, because an access to the guest's memory may take long.
 pub(crate) struct Backlog {
     pages: Option<Arc<Pages>>,
-    /// Where the index is.
+    /// The offset of the owner's index.
     producer: usize,
     next: u32,
     depth: u32,
@@ -195,7 +195,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Returns what counts so many work requests, and reads no memory.
+    /// Returns the backlog of so many work requests, which reads no memory.
     pub fn known(known: u32) -> Self {
         Self { pages: None, producer: 0, next: 0, depth: 0, known }
     }
@@ -306,7 +306,7 @@ impl WqRing {
         self.next
     }
 
-    /// Returns a watch of what comes next; `None` while the ring is not in memory.
+    /// Returns a watch of the next entry; `None` while the ring is not in memory.
     pub fn watch(&self) -> Option<Watch> {
         let pages = Arc::clone(self.pages.as_ref()?);
         Some(Watch { pages, producer: self.producer(), taken: self.next })
@@ -319,7 +319,7 @@ impl WqRing {
         count(pages, self.producer(), self.next, self.shape.depth)
     }
 
-    /// Returns what counts the entries that wait, now or later.
+    /// Returns the backlog of entries that wait.
     pub fn backlog(&self) -> Backlog {
         let (producer, next, depth) = (self.producer(), self.next, self.shape.depth);
         Backlog { pages: self.pages.clone(), producer, next, depth, known: 0 }
@@ -352,8 +352,8 @@ impl WqRing {
         }
     }
 
-    /// Begins to move the ring of an SRQ, and what waits in it to index 0 and on; of an entry the
-    /// first `len` bytes count. `None` if they do not fit there. An error is one of the old ring.
+    /// Begins to move the ring of an SRQ, and the entries that wait in it to index 0 and on; the first `len` bytes of
+    /// an entry count. `None` if the entries do not fit there. An error is one of the old ring.
     pub fn begin_move(
         &mut self,
         pages: Pages,
@@ -390,9 +390,9 @@ impl WqRing {
         Some(count)
     }
 
-    /// Goes on in the other ring; how many entries were moved there, of which some may have been
-    /// taken meanwhile. `None`, and the old ring is still in use, if they do not fit. An error is one
-    /// of the old ring.
+    /// Goes on in the other ring. Returns the number of entries that were moved there, of which some may have been
+    /// taken meanwhile. `None`, and the old ring is still in use, if the entries do not fit. An error is one of the old
+    /// ring.
     pub fn end_move(&mut self, mut moving: MovingWq) -> Result<Option<u32>, WqRingError> {
         self.look()?;
         if self.move_some(&mut moving, u32::MAX).is_none() {
@@ -408,7 +408,7 @@ impl WqRing {
         Ok(Some(moved))
     }
 
-    /// Forgets what is posted, as RESET does.
+    /// Forgets the entries that are posted, as RESET does.
     pub fn reset(&mut self) {
         self.next = 0;
         self.limit = 0;
@@ -433,7 +433,7 @@ pub(crate) struct MovingWq {
 /// watch.
 pub(crate) struct Watch {
     pages: Arc<Pages>,
-    /// Where the producer's index is.
+    /// The offset of the producer's index.
     producer: usize,
     taken: u32,
 }

@@ -68,7 +68,7 @@ pub(crate) const fn receive_entry_len(max_sge: usize) -> usize {
     RECEIVE_HEADER + max_sge * size_of::<virtio_rdma_sge>()
 }
 
-/// What the queues of a QP were created with.
+/// The configuration of the queues of a QP.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct WqConfig {
     /// Transport service.
@@ -116,7 +116,7 @@ impl SgeList {
         self.sges.get(..self.count).unwrap_or_default()
     }
 
-    /// Takes `count` SGEs, which `read` copies; `false` if it fails. The rest stays what it was.
+    /// Takes `count` SGEs, which `read` copies; `false` if it fails. The other SGEs do not change.
     #[inline]
     fn take(&mut self, count: usize, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
         self.count = count;
@@ -138,7 +138,7 @@ pub(crate) struct SendWqe {
     pub wr_id: u64,
     /// `enum virtio_rdma_wc_opcode` of its CQE.
     pub wc_opcode: u8,
-    /// What it asks for.
+    /// The request.
     pub request: Request,
     /// Whether its success makes a CQE in a queue that does not signal all.
     pub signaled: bool,
@@ -159,34 +159,34 @@ pub(crate) struct SendWqe {
 /// A malformed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
-    /// What its CQE says; all is 0 if it is too short to have a header.
+    /// The fields of its CQE; all are 0 if the work request is too short to have a header.
     pub ended: Ended,
     /// Status of its CQE.
     pub status: WcStatus,
-    /// What is wrong, for the log.
+    /// The reason, for the log.
     pub why: &'static str,
 }
 
 impl Malformed {
-    /// Returns a work request of which it is yet to be said what is wrong.
+    /// Returns a malformed work request without a reason.
     #[inline(always)]
     fn new(ended: Ended) -> Self {
         Self { ended, status: WcStatus::LocalQpOperation, why: "" }
     }
 
-    /// Returns it with what is wrong.
+    /// Returns the malformed work request with its reason.
     #[inline]
     fn because(self, why: &'static str) -> Self {
         Self { why, ..self }
     }
 
-    /// Returns it with what is wrong with its length.
+    /// Returns the malformed work request with its reason, which is its length.
     fn because_of_length(self, why: &'static str) -> Self {
         Self { why, status: WcStatus::LocalLength, ..self }
     }
 }
 
-/// What taking a work request from a queue gave.
+/// The result of taking a work request from a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Popped {
     /// No work request is there.
@@ -269,8 +269,8 @@ impl SendWqe {
         require(total == 8 || !operation.is_of_a_word(), "an atomic is of other than 8 bytes")
     }
 
-    /// Returns what is saved of a work request that is under way. Of a READ that waits for the invalidation of a key at
-    /// its end, only that is left, and its completion tells of no bytes.
+    /// Returns the part of a work request under way that an image has. Of a READ that waits at its end for the
+    /// invalidation of a key, only the invalidation is left, and the completion reports no bytes.
     pub fn to_save(&self) -> Self {
         let mut left = self.clone();
         if left.request.operation == Operation::LocalInv {
@@ -279,7 +279,7 @@ impl SendWqe {
         left
     }
 
-    /// Returns what its CQE says, besides its status.
+    /// Returns the fields of its CQE, besides the status.
     #[inline(always)]
     pub fn ended(&self) -> Ended {
         Ended { wr_id: self.wr_id, wc_opcode: self.wc_opcode, index: self.index }
@@ -301,8 +301,8 @@ impl SendWqe {
         }
     }
 
-    /// Copies a work request out of its chain, once, in place of the one before, and checks what does not depend on
-    /// anything but the QP.
+    /// Copies a work request out of its chain, once, in the place of the one before, and makes the checks that need
+    /// nothing but the QP.
     pub fn read(&mut self, chain: &Chain, config: &WqConfig) -> Result<(), Malformed> {
         let mut bytes = [0; SEND_HEADER + SGES];
         let no_header = Malformed::new(Ended::default());
@@ -325,8 +325,8 @@ impl SendWqe {
         self.parse(0, &entry_of(&header, config.kind), |to| copy(sges, to), config)
     }
 
-    /// Copies a work request out of its ring, once, in place of the one before,
-    /// and checks what does not depend on anything but the QP.
+    /// Copies a work request out of its ring, once, in the place of the one before, and makes the checks that need
+    /// nothing but the QP.
     #[inline]
     pub fn read_entry(
         &mut self,
@@ -379,7 +379,7 @@ impl SendWqe {
             .ok_or_else(|| malformed.because("a FLUSH of an unknown kind"))?;
         let count = common.num_sge;
         if opcode == VIRTIO_RDMA_WR_ATOMIC_WRITE && count == 0 {
-            // What it writes is in its header.
+            // The data to write is in the header.
             self.inline.clear();
             self.inline.extend_from_slice(common.compare_add.as_bytes());
             (self.is_inline, self.request.total) = (true, 8);
@@ -465,8 +465,8 @@ fn operation(header: &[u8; RING_UD_HEADER], common: &virtio_rdma_ring_sq_wqe) ->
     })
 }
 
-/// Returns the header that a work request of a virtqueue has in a ring. A number for which a ring has too few bits becomes
-/// the largest one, which is refused there as well.
+/// Returns the header that a work request of a virtqueue has in a ring. A number for which a ring has too few bits
+/// becomes the largest one, which is refused there as well.
 fn entry_of(wqe: &virtio_rdma_sq_wqe, kind: QpType) -> [u8; RING_UD_HEADER] {
     let is_known = wqe.send_flags & !KNOWN_FLAGS == 0;
     let mut entry = [0; RING_UD_HEADER];
@@ -551,7 +551,7 @@ fn may_be_inline(opcode: u32) -> bool {
     )
 }
 
-/// What the CQE of a work request says that ends without success, besides its status.
+/// The fields of the CQE of a work request that ends without success, besides the status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ended {
     /// `wr_id` of the work request.
@@ -577,7 +577,7 @@ impl Ended {
         Self::send(index, header.wr_id, header.opcode.into())
     }
 
-    /// Returns what is flushed of a send work request in a chain, whatever else is in it.
+    /// Returns the fields of the CQE of a send work request in a chain that is flushed, whatever else is in the chain.
     pub fn flushed_send(chain: &Chain) -> Self {
         let mut bytes = [0; SEND_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
@@ -585,7 +585,7 @@ impl Ended {
         Self::send(0, header.wr_id, header.opcode)
     }
 
-    /// Returns what is flushed of a send work request in a ring.
+    /// Returns the fields of the CQE of a send work request in a ring that is flushed.
     pub fn flushed_send_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RING_HEADER];
         // An entry that cannot be read counts as zeros.
@@ -593,7 +593,8 @@ impl Ended {
         Self::of_entry(index, &bytes)
     }
 
-    /// Returns what is flushed of a receive work request in a chain, whatever else is in it.
+    /// Returns the fields of the CQE of a receive work request in a chain that is flushed, whatever else is in the
+    /// chain.
     pub fn flushed_receive(chain: &Chain) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
@@ -601,10 +602,10 @@ impl Ended {
         Self::receive(0, wr_id)
     }
 
-    /// Returns what is flushed of a receive work request in a ring.
+    /// Returns the fields of the CQE of a receive work request in a ring that is flushed.
     pub fn flushed_receive_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
-        // What cannot be read is zeros.
+        // Memory that cannot be read counts as zeros.
         let _ = entry.read(0, &mut bytes);
         Self::receive(index, prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id)
     }
@@ -617,7 +618,7 @@ pub(crate) struct ReceiveWqe {
     pub index: u32,
     /// Comes back in the CQE.
     pub wr_id: u64,
-    /// Where the message goes.
+    /// The memory for the message.
     pub sges: SgeList,
 }
 
@@ -627,7 +628,7 @@ impl ReceiveWqe {
         Self { index: 0, wr_id: 0, sges: SgeList::EMPTY }
     }
 
-    /// Returns what its CQE says if it fails.
+    /// Returns the fields of its CQE, if it fails.
     pub fn ended(&self) -> Ended {
         Ended::receive(self.index, self.wr_id)
     }

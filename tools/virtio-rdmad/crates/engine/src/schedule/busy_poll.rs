@@ -14,7 +14,7 @@ const IDLE_LOOKS: usize = 4096;
 const FEWEST_LOOKS: usize = 8;
 const MOST_LOOKS: usize = 512;
 
-/// Queues that are looked at in one round, at most; the next round goes on behind them.
+/// The most queues that one round looks at; the next round goes on behind them.
 const LOOKS: usize = 1024;
 
 /// A queue that is busy-polled.
@@ -48,7 +48,7 @@ impl BusyPoll {
         Self { all, places: vec![0; queues.into()].into(), tired, cursor: 0, generation: 0 }
     }
 
-    /// Returns what is known of a queue, which is busy-polled from now on.
+    /// Returns the entry of a queue, which is busy-polled from now on.
     fn place(&mut self, queue: u16) -> &mut Polled {
         let place = &mut self.places[usize::from(queue)];
         if *place == 0 {

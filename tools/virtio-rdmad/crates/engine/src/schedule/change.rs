@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What concerns all that a guest has: a change of its memory, a reset, and a freeze. Each goes on over as
+//! Changes that concern all objects of a guest: another memory map, a reset, and a freeze. A change goes on over as
 //! many visits as it takes, object by object.
 //!
-//! Until it has come to its end, the guest's own thread does nothing else for the guest. Peers go on
-//! meanwhile, and find each object as it was or as it is to be.
+//! Until a change is done, the guest's own thread does nothing else for the guest. Peers go on meanwhile, and find each
+//! object as it was or as it is to be.
 
 use super::freeze::Freeze;
 use super::guest::Guest;

@@ -12,7 +12,7 @@ use super::step::{lock_in_turn, number, Step};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::{lock, try_lock};
 
-/// What a freeze takes the locks of, in this order.
+/// The locks that a freeze takes, in this order.
 #[derive(Clone, Copy)]
 enum Guard {
     /// The request of the control queue that is under way, which comes to its end.
@@ -20,7 +20,7 @@ enum Guard {
     /// Both halves of each QP. A peer receives with that of the responder held: it takes receives, copies data, and
     /// places CQEs.
     Qps,
-    /// The status, which counts what waits in rings.
+    /// That of the status, which counts the work requests that wait in rings.
     Status,
     /// CQs, of which a peer tells the guest without a half of a QP.
     Cqs,
@@ -80,8 +80,8 @@ impl Freeze {
         Step::More
     }
 
-    /// Has `pass` take and release the lock of the next of `count` objects, if there is an object of that number, and
-    /// tell whether nobody else has the lock. Behind these come those of `next`.
+    /// Calls `pass` for the next of `count` objects, if there is an object of that number. `pass` takes and releases
+    /// the lock of the object, and returns whether no other thread had the lock. The locks of `next` follow.
     fn pass_each(
         &mut self,
         budget: &mut Budget,

@@ -20,7 +20,7 @@ use crate::transport::round::Round;
 use crate::transport::wire::inbox;
 use crate::transport::{receive_queue, requester, srq};
 
-/// One guest: its HCA, which peers reach, and what its own thread alone uses.
+/// One guest: its HCA, which peers reach, and the queues that only its own thread uses.
 pub(crate) struct Guest {
     /// The HCA.
     pub hca: Arc<Hca>,
@@ -42,13 +42,13 @@ impl Guest {
         Numbering::new(&self.hca.limits, self.hca.features.has_rings())
     }
 
-    /// Gives the guest other memory. What the guest has made of it follows object by object.
+    /// Gives the guest other memory. The objects of the guest follow one by one.
     pub fn give_memory(&self, control: &mut Control, memory: &GuestMemory) {
         control.objects.memory = memory.clone();
         write(&self.hca.keys).set_memory(memory);
     }
 
-    /// Visits a queue: does what there is to do, until the budget is exhausted.
+    /// Visits a queue, and does its work until the budget is exhausted.
     pub fn visit(&self, queue: Queue, round: &mut Round) -> Visit {
         let hca = &self.hca;
         let parked_unless = |more| if more { Visit::More } else { Visit::Parked };

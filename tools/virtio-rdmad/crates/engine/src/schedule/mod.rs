@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which queue of a guest is visited when, and what a visit does.
+//! The order in which the queues of a guest are visited, and the work of a visit.
 
 pub(crate) mod busy_poll;
 pub(crate) mod change;

@@ -22,7 +22,7 @@ use crate::qp::state::QpState;
 use crate::transport::failure::{fail_responder, fail_srq, fatal};
 use crate::transport::hca::{Hca, Responder};
 
-/// What a change of memory finds again, in this order.
+/// The objects whose memory a change of the memory map finds again, in this order.
 #[derive(Clone, Copy)]
 enum Follower {
     /// The request of the control queue that is under way, which ends in the memory of before.
@@ -31,7 +31,7 @@ enum Follower {
     Cqs,
     Qps,
     Srqs,
-    /// A thread that counts, for the status, what waits in rings of before.
+    /// A thread that counts, for the status, the work requests that wait in the former rings.
     Status,
     Virtqueues,
 }
@@ -263,13 +263,13 @@ impl Remap {
     }
 }
 
-/// What was found of an object's rings.
+/// The result of the search for the memory of an object's rings.
 enum Rings {
     /// There are no rings.
     Absent,
     /// The budget is exhausted, or another thread is to go on first.
     Unfinished,
-    /// [`Remap::take_pages`] has what was found.
+    /// All pages are found. [`Remap::take_pages`] returns them.
     Found,
 }
 
@@ -294,7 +294,7 @@ fn set_qp_pages(
     let lost = pages.is_none();
     let jobs = [hca.jobs.send(slot), hca.jobs.receive(slot)];
     for (queue, job) in [&mut requester.queue, &mut responder.queue].into_iter().zip(jobs) {
-        // What is flushed there waited, and nobody rings for it.
+        // The work requests that are flushed there have waited, and nobody rings a doorbell for them.
         if queue.ring().is_some_and(|ring| ring.set_pages(pages.cloned())) {
             hca.make_ready(job);
         }

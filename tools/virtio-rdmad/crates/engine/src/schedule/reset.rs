@@ -17,7 +17,7 @@ use crate::queue::event::Events;
 use crate::queue::virtqueue::Virtqueue;
 use crate::queue::work_queue::WorkQueue;
 
-/// What a reset ends, in this order.
+/// The objects that a reset ends, in this order.
 #[derive(Clone, Copy)]
 enum Victim {
     /// The request of the control queue that is under way, which gets no reply.
@@ -28,7 +28,7 @@ enum Victim {
     Windows,
     Regions,
     Cqs,
-    /// A thread that counts, for the status, what waits in rings.
+    /// A thread that counts, for the status, the work requests that wait in rings.
     Status,
     /// The queues of events, of which the first is that of asynchronous ones.
     Events,
@@ -217,7 +217,7 @@ impl Reset {
     }
 }
 
-/// Ends what is left when the guest has no object any more.
+/// Ends the rest of the guest's state, when the guest has no object any more.
 fn end_rest(guest: &Guest) {
     let hca = &guest.hca;
     *lock(&guest.control) = Control::new(hca);

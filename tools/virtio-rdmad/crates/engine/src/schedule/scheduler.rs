@@ -30,18 +30,18 @@ const MOST_TIMERS: usize = 256;
 /// Queues that one call of [`Scheduler::arm`] asks for kicks of.
 const MOST_ARMED: usize = 256;
 
-/// What [`crate::Device::run`] leaves behind.
+/// The result of [`crate::Device::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Something was done, or is left: call again.
+    /// Work was done, or is left: the caller calls it again.
     Busy,
-    /// There was nothing to do.
+    /// There was no work.
     Idle,
-    /// There was nothing to do, and will be at this time.
+    /// There was no work, and there will be some at this time.
     At(Instant),
 }
 
-/// What is remembered from one round to the next.
+/// The state that is kept from one round to the next.
 pub(crate) struct Scheduler {
     /// Queues that have work.
     active: Set,
@@ -49,13 +49,13 @@ pub(crate) struct Scheduler {
     busy_poll: BusyPoll,
     /// Queues that were asked for no kicks.
     quiet: Set,
-    /// Where the next round begins.
+    /// The queue at which the next round begins.
     cursor: u16,
     /// Room for the completions of a round.
     room: Vec<Completion>,
     /// The memory of packets that leave at the end of a round.
     outbox: Outbox,
-    /// What comes before everything else.
+    /// The change that goes before all other work.
     change: Option<Change>,
     /// Ends rounds that take longer than they should.
     stopwatch: Stopwatch,
@@ -81,13 +81,13 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what is known of a queue, whose virtqueue is another.
+    /// Forgets the state of a queue, whose virtqueue is another one now.
     pub fn forget(&mut self, number: u16) {
         self.busy_poll.remove(number);
         self.quiet.remove(number);
     }
 
-    /// Forgets what was seen of rings: commands may have replaced them.
+    /// Forgets the watches of rings, because commands may have replaced the rings.
     pub fn forget_watches(&mut self) {
         self.busy_poll.forget_watches();
     }
@@ -122,7 +122,7 @@ impl Scheduler {
         self.change.take()
     }
 
-    /// Does what there is to do, `budget` messages or chunks at most, until a round is over.
+    /// Does the work that there is, `budget` messages or chunks at most, until the round is over.
     pub fn run(&mut self, guest: &Guest, budget: u32) -> Next {
         let hca = &guest.hca;
         hca.ready.begin();

@@ -17,7 +17,7 @@ const TALLIED: usize = Counter::MulticastRcvPackets as usize + 1;
 /// CQs, and peers, that are held back at most: each message looks through these.
 const MOST: usize = 64;
 
-/// What a port sent and received, counted at the end of a round.
+/// The traffic of a port, which is counted at the end of a round.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Traffic {
     /// Payload bytes sent.
@@ -31,12 +31,12 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Returns what a message of `bytes` is for its sender.
+    /// Returns the traffic of a message of `bytes` for its sender.
     pub fn sent(bytes: u64, packets: u32) -> Self {
         Self { xmit_bytes: bytes, xmit_packets: packets.into(), ..Self::default() }
     }
 
-    /// Returns what the other end sent and received.
+    /// Returns the traffic of the other end.
     pub fn mirrored(self) -> Self {
         Self {
             xmit_bytes: self.rcv_bytes,
@@ -54,7 +54,7 @@ impl Traffic {
         self.rcv_packets += other.rcv_packets;
     }
 
-    /// Returns what each counter gets.
+    /// Returns the addition to each counter.
     fn counters(self) -> [(Counter, u64); 4] {
         [
             (Counter::XmitBytes, self.xmit_bytes),
@@ -65,7 +65,7 @@ impl Traffic {
     }
 }
 
-/// Completions that went into a CQ, and what was received with them.
+/// Completions that went into a CQ, and the traffic that was received with them.
 struct Touched {
     hca: Arc<Hca>,
     cq: u16,
@@ -82,8 +82,8 @@ pub(crate) struct Completion {
     is_receive: bool,
 }
 
-/// The completion batch: what visits leave to be done later, once for all of their messages. Guests are told of what was
-/// placed when it is dropped, too: a round that a panic ends is that of one guest, and its peers sleep otherwise.
+/// The completion batch: what visits leave to be done later, once for all of their messages. Guests are told of what
+/// was placed when it is dropped, too: a round that a panic ends is that of one guest, and its peers sleep otherwise.
 #[derive(Default)]
 pub(crate) struct CompletionBatch {
     touched: SmallVec<[Touched; 2]>,
@@ -143,14 +143,14 @@ impl CompletionBatch {
         }
     }
 
-    /// Adds to what the port of the HCA that is served sent and received.
+    /// Adds to the traffic of the HCA that is served.
     pub fn carry_own(&mut self, traffic: Traffic) {
         for (counter, value) in traffic.counters() {
             self.count(counter, value);
         }
     }
 
-    /// Adds to what the port of a peer sent and received.
+    /// Adds to the traffic of a peer.
     #[inline(always)]
     pub fn carry(&mut self, hca: &Arc<Hca>, traffic: Traffic) {
         match self.traffic.iter_mut().find(|(other, _)| Arc::ptr_eq(other, hca)) {
@@ -191,7 +191,7 @@ impl CompletionBatch {
         }
     }
 
-    /// Adds what was counted to the counters.
+    /// Adds the counts of the batch to the counters.
     pub fn settle(&mut self, stats: &Stats) {
         self.settle_traffic();
         for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {

@@ -40,7 +40,7 @@ const PROTOCOL_UDP: u8 = 17;
 
 /// A datagram, as its receiver sees it.
 pub(crate) struct Datagram<'a> {
-    /// Where it goes.
+    /// The destination.
     pub dgid: Gid,
     /// The VLAN that it is in.
     pub vlan: Option<u16>,
@@ -50,7 +50,7 @@ pub(crate) struct Datagram<'a> {
     pub qkey: u32,
     /// The service level.
     pub sl: u8,
-    /// What stands in front of the payload.
+    /// The bytes in front of the payload.
     pub grh: [u8; GRH_LEN],
     /// Immediate data.
     pub immediate: Option<u32>,
@@ -65,7 +65,7 @@ pub(crate) struct Datagram<'a> {
 /// Members of a group that a visit of the sender brings a datagram to, before it looks at its budget outside.
 const CHUNK: usize = 32;
 
-/// What a datagram to a group is delivered with.
+/// The state of the delivery of a datagram to a group.
 pub(super) struct Delivery<'a> {
     /// The HCA of the sender.
     pub hca: &'a Arc<Hca>,
@@ -78,7 +78,7 @@ pub(super) struct Delivery<'a> {
     pub show: &'a dyn Fn(&Hca, Slot),
 }
 
-/// Where a datagram has arrived.
+/// The destination that a datagram has reached.
 pub(super) struct Reached {
     /// The HCA.
     pub device: Arc<Hca>,
@@ -258,8 +258,8 @@ pub(super) fn packet_len(wqe: &SendWqe) -> u16 {
     u16::try_from(8 + 12 + 8 + immediate + payload + 4).unwrap_or(u16::MAX)
 }
 
-/// Returns what stands in front of a received datagram: an IPv6 header, or 20 bytes of
-/// zeros and an IPv4 header (specification, chapter 10).
+/// Returns the bytes in front of a received datagram: an IPv6 header, or 20 bytes of zeros and an IPv4 header
+/// (specification, chapter 10).
 pub(super) fn grh(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
     match (ipv4(sgid), ipv4(&av.dgid)) {
         (Some(source), Some(target)) => ipv4_header(av, source, target, len),

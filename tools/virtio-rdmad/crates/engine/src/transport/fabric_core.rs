@@ -28,11 +28,11 @@ struct Owner<D> {
 
 /// A QP that is attached to a multicast group.
 pub(crate) struct Member<D> {
-    /// Its device.
+    /// The device of the QP.
     pub device: Weak<D>,
-    /// Its place there.
+    /// The place of the QP in the device.
     pub slot: Slot,
-    /// Its number among those that ever joined a group: later ones have higher ones.
+    /// The number of the membership among all that ever were; later ones have higher numbers.
     pub number: u64,
 }
 
@@ -124,7 +124,7 @@ impl<D> FabricCore<D> {
         devices.iter().any(|(other, rights)| is_it(other) && rights.may_use(address))
     }
 
-    /// Returns whether one of the devices is the one that is looked for.
+    /// Returns whether `is_it` is true of one of the devices.
     pub fn any(&self, is_it: impl Fn(&D) -> bool) -> bool {
         let devices = read(&self.devices);
         devices.iter().filter_map(|(device, _)| device.upgrade()).any(|device| is_it(&device))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Failures: what an error does to a QP or an SRQ, and to those that use what has failed.
+//! Failures: the effect of an error on a QP or an SRQ, and on the users of a failed object.
 
 use abi::{VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR};
 

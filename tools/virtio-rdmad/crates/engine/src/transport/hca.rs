@@ -49,12 +49,12 @@ pub(crate) type RequesterHalf = halves::RequesterHalf<Hca>;
 pub(crate) type ResponderHalf = halves::ResponderHalf<Hca>;
 /// The responder of a QP.
 pub(crate) type Responder = halves::Responder<Hca>;
-/// Where the other end of a connection was found.
+/// The other end of a connection, as it was found.
 pub(crate) type Peer = halves::Peer<Hca>;
 
 impl Responder {
-    /// Has the requester that waits for this responder try again, if one waits. Returns whether it can do so now: its
-    /// QP has not come to an end, and its guest is not frozen.
+    /// Makes the requester that waits for this responder try again, if one waits. Returns whether the requester can do
+    /// so now: its QP has not come to an end, and its guest is not frozen.
     pub fn rouse(&mut self) -> bool {
         let Some((device, slot)) = self.waiter.take() else { return false };
         device.make_ready(device.jobs.send(slot));
@@ -104,11 +104,11 @@ pub(crate) enum GidError {
 pub(crate) struct Hca {
     /// Which HCA it is.
     pub identity: Identity,
-    /// What the guest can have.
+    /// The limits of the guest.
     pub limits: Limits,
-    /// How much of that it may use.
+    /// The part of the limits that the guest may use.
     quota: Mutex<Quota>,
-    /// What driver and device agreed on.
+    /// The features that driver and device agreed on.
     pub features: Features,
     /// Counters, and the guest's name.
     pub stats: Stats,
@@ -116,11 +116,11 @@ pub(crate) struct Hca {
     pub inbox: Mutex<Inbox>,
     /// The classes of traffic that its packets may be in.
     pub classes: CurrentClasses,
-    /// How much the guest may send over the wire.
+    /// The limit of the rate at which the guest sends over the wire.
     pub rate_limit: RateLimit,
-    /// How many work requests of the guest may be carried out.
+    /// The limit of the rate of the guest's work requests.
     pub message_limit: RateLimit,
-    /// What its connections hold of packets that came too early.
+    /// The quota of packets that came too early and that its connections hold.
     pub hold_quota: HoldQuota,
     /// The fabric of the device, by which it finds the other devices.
     pub fabric: Arc<FabricCore<Hca>>,
@@ -130,7 +130,7 @@ pub(crate) struct Hca {
     pub qps: Qps,
     /// SRQs by place: their number less one.
     pub srqs: Table<Mutex<Option<Srq>>, Slot>,
-    /// Held by a thread that counts, for the status, what waits in rings.
+    /// Held by a thread that counts, for the status, the work requests that wait in rings.
     pub status: Mutex<()>,
     /// Regions and windows by key.
     pub keys: RwLock<KeyTable>,
@@ -200,7 +200,7 @@ impl Hca {
         &self.qps.clock
     }
 
-    /// Returns when the clock of the network shows what that of the guest shows at `time`.
+    /// Returns the time that the clock of the network shows when the clock of the guest shows `time`.
     pub fn in_network(&self, time: Instant) -> Instant {
         self.qps.clock.in_network(time)
     }
@@ -213,13 +213,12 @@ impl Hca {
         self.qps.clock.is_stopped()
     }
 
-    /// Has threads that take a lock from now on find that the guest is frozen. Own thread only.
+    /// Marks the guest as frozen, for threads that take a lock from now on. Own thread only.
     pub fn freeze(&self) {
         self.qps.clock.stop();
     }
 
-    /// Ends what [`Self::freeze`] began; whether the guest was frozen. Own thread only, which has each queue visited
-    /// behind this.
+    /// Ends a freeze. Returns whether the guest was frozen. Own thread only, which then makes each queue ready.
     pub fn thaw(&self) -> bool {
         self.qps.clock.start()
     }
@@ -265,7 +264,7 @@ impl Hca {
         entries.map(|(index, entry)| (index, entry.address)).collect()
     }
 
-    /// Returns whether the guest has a GID in a VLAN. What belongs to no VLAN, every guest gets.
+    /// Returns whether the guest has a GID in a VLAN. Every guest gets packets that belong to no VLAN.
     pub fn is_in_vlan(&self, vlan: Option<u16>) -> bool {
         let is_in_it = |entry: &GidEntry| !entry.is_withdrawn && entry.address.vlan == vlan;
         vlan.is_none() || lock(&self.gids).iter().flatten().any(is_in_it)
@@ -326,8 +325,8 @@ impl Hca {
         }
     }
 
-    /// Follows a change of what the guest may use: it loses the addresses that it may not use any more, and gets those
-    /// back that it may use again and that no other guest has taken.
+    /// Follows a change of the addresses that the guest may use. The guest loses those that it may not use any more,
+    /// and gets those back that it may use again and that no other guest has taken.
     pub fn review_gids(self: &Arc<Self>) {
         for entry in lock(&self.gids).iter_mut().flatten() {
             let is_withdrawn = !self.fabric.may_keep(&entry.address, self);
@@ -348,8 +347,8 @@ impl Hca {
         *lock(&self.quota)
     }
 
-    /// Changes how much the guest may use. What waits by a rate that has changed is visited again. Any thread may call
-    /// this.
+    /// Changes the quota of the guest. Queues that wait because of a rate that has changed are visited again. Any
+    /// thread may call this.
     pub fn set_quota(&self, quota: Quota) {
         let before = std::mem::replace(&mut *lock(&self.quota), quota);
         let (is_other_wire_rate, is_other_message_rate) =
@@ -370,7 +369,7 @@ impl Hca {
         }
     }
 
-    /// Has the guest's own thread visit a queue, and wakes the thread if it sleeps.
+    /// Makes a queue ready for the guest's own thread, and wakes the thread if it sleeps.
     pub fn make_ready(&self, queue: u16) {
         if self.ready.call(queue) {
             self.wake.wake();
@@ -397,7 +396,7 @@ impl Hca {
         self.needs_reset.load(Ordering::Acquire)
     }
 
-    /// Changes who observes the QPs.
+    /// Changes the observer of the QPs.
     pub fn set_observer(&self, observer: Option<Arc<dyn Observer>>) {
         *write(&self.observer) = observer;
         for (slot, qp) in self.qps.iter() {
@@ -418,7 +417,7 @@ impl Hca {
         read(&self.observer).as_ref().is_some_and(|observer| observer.wants_frames(slot.number()))
     }
 
-    /// Tells the observer what has happened to a message of a QP.
+    /// Reports an event of a message of a QP to the observer.
     #[cold]
     pub fn observe(&self, slot: Slot, psn: Option<Psn>, what: Observation) {
         if let Some(observer) = &*read(&self.observer) {
@@ -443,7 +442,7 @@ impl Hca {
         self.post_event(&self.events, asynchronous(event, handle));
     }
 
-    /// Tells the process what has happened.
+    /// Reports an incident to the process.
     #[cold]
     pub fn note(&self, incident: Incident) {
         self.wake.note(incident);

@@ -106,8 +106,8 @@ fn expects(responder: &mut Responder, requester: &Requester, kind: QpType) -> bo
     true
 }
 
-/// Has the responder do a chunk of a message that a QP of type `kind` sends. `waiter` is the HCA and
-/// the place of that QP, should it have to wait for a receive.
+/// Makes the responder carry out a chunk of a message that a QP of type `kind` sends. `waiter` is the HCA and the place
+/// of that QP, should it have to wait for a receive.
 #[inline(always)]
 pub(crate) fn deliver(
     arrival: &mut Arrival<'_, '_>,

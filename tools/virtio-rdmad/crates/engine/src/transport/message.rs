@@ -10,16 +10,16 @@ use crate::queue::request::Request;
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {
-    /// What the work request asks for.
+    /// The request of the work request.
     pub request: &'a Request,
     /// Bytes of it that earlier chunks carried.
     pub done: u64,
     /// Bytes of this chunk.
     pub len: u64,
-    /// PSNs that the responder counts when the chunk is done: on the local path those of the message, with its last chunk.
-    /// The wire counts packets itself.
+    /// PSNs that the responder counts when the chunk is done: on the local path those of the message, with its last
+    /// chunk. The wire counts packets itself.
     pub psns: u32,
-    /// What they are, or where they go, at the requester.
+    /// The source of the bytes, or their destination, at the requester.
     pub local: Data<'a>,
     /// The requester's path MTU, an `enum ib_mtu`: the size of the packets that it would send.
     pub path_mtu: u8,
@@ -53,7 +53,7 @@ impl Message<'_> {
     }
 }
 
-/// Why the responder does not do what a chunk asks for.
+/// The reason for which the responder refuses a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nak {
     /// RNR NAK, with the encoded timer.
@@ -71,8 +71,8 @@ pub(crate) enum Nak {
 }
 
 impl Nak {
-    /// Returns what counts a message of an unreliable connection that was dropped for this reason; `None`
-    /// if it was counted where it was refused.
+    /// Returns the counter for a message of an unreliable connection that was dropped for this reason; `None` if the
+    /// message was counted where it was refused.
     pub fn drop_counter(self) -> Option<Counter> {
         match self {
             Self::NotReady(_) => Some(Counter::DropNoReceive),

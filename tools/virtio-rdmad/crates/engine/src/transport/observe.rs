@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What an observer is told at each point of the way of a message.
+//! Reports to an observer, one for each point of the way of a message.
 //!
 //! A half of a QP has a flag that says whether the QP is observed. The flag lies beside what each message needs of the
 //! half, and is all that a message reads for this. These functions are called only if it is set.
@@ -51,7 +51,7 @@ pub(crate) fn copied_datagram(hca: &Hca, slot: Slot, length: u64) {
     hca.observe(slot, None, Observation::Copied { offset: 0, length });
 }
 
-/// Tells the end of a responder that it does not do what a request asks for.
+/// Reports the refusal of a request to the observer of the responder.
 #[cold]
 pub(crate) fn refused(hca: &Hca, slot: Slot, responder: &Responder, nak: Nak) {
     let failure = responder.failure.as_ref().map(|failure| failure.1);
@@ -64,7 +64,7 @@ pub(crate) fn refused(hca: &Hca, slot: Slot, responder: &Responder, nak: Nak) {
     refused_access(hca, slot, psn, reason(nak), refused.filter(|_| is_its));
 }
 
-/// Tells the end of a responder what it refuses.
+/// Reports the refusal of an access to memory to the observer of the responder.
 #[cold]
 pub(crate) fn refused_access(
     hca: &Hca,
@@ -76,7 +76,7 @@ pub(crate) fn refused_access(
     hca.observe(slot, psn, Observation::Refused { reason, refused });
 }
 
-/// Tells the end of a requester what the other end says.
+/// Reports the refusal by the other end to the observer of the requester.
 #[cold]
 pub(crate) fn nak(hca: &Hca, slot: Slot, psn: Psn, nak: Nak) {
     hca.observe(slot, Some(psn), Observation::Nak { reason: reason(nak) });
@@ -135,7 +135,7 @@ pub(crate) fn frame(hca: &Hca, slot: Slot, leaves: bool, headers: &Headers, payl
     }
 }
 
-/// Returns the name of what a work request asks for.
+/// Returns the name of the operation of a work request.
 fn opcode(request: &Request) -> &'static str {
     match request.operation {
         Operation::Send if request.invalidate.is_some() => "SEND_WITH_INV",

@@ -60,7 +60,7 @@ pub(crate) struct Receiver<'a> {
     pub slot: Slot,
     /// Its responder.
     pub responder: &'a mut Responder,
-    /// Where completions are held back.
+    /// The batch that holds completions back.
     pub batch: &'a mut CompletionBatch,
 }
 

@@ -85,7 +85,7 @@ pub(crate) fn last_visit(hca: &Arc<Hca>, slot: Slot) -> u64 {
 }
 
 impl Sender<'_> {
-    /// Does what there is to do, on the wire as well.
+    /// Does the work that there is, on the wire as well.
     #[inline]
     fn visit(&self, requester: &mut RequesterHalf, round: &mut Round) -> Visit {
         if requester.window.is_none() {
@@ -103,7 +103,7 @@ impl Sender<'_> {
         visit
     }
 
-    /// Does what there is to do by the state of the QP, again and again.
+    /// Carries out work requests, step by step, as far as the state of the QP allows.
     fn send(&self, requester: &mut RequesterHalf, round: &mut Round) -> Visit {
         let before = round.budget.left();
         loop {
@@ -147,7 +147,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Begins with what came next in the send queue; `false` if that was nothing, or ended at once
+    /// Begins with the next work request of the send queue. Returns `false` if there is none, or if it ended at once
     /// (then the state has changed).
     fn begin(
         &self,
@@ -200,7 +200,7 @@ impl Sender<'_> {
         }
         if requester.wqe.request.operation.is_local() {
             if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
-                // What is in front of it may still need the memory.
+                // Work requests in front of it may still need the memory.
                 return Progress::Wait;
             }
             round.budget.spend(0);
@@ -287,7 +287,7 @@ impl Sender<'_> {
         requester.done = 0;
         if let Err(status) = self.check_on_wire(requester, round) {
             if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
-                // What is in front of it completes first.
+                // Work requests in front of it complete first.
                 return Progress::Wait;
             }
             return Progress::End(status);
@@ -324,8 +324,8 @@ impl Sender<'_> {
         Ok(len)
     }
 
-    /// Does a work request that concerns no peer, and returns its status. `None`: a copy by the
-    /// key that it ends is under way.
+    /// Carries out a work request that concerns no peer, and returns its status; `None` while a copy by the key that it
+    /// ends is under way.
     fn manage_memory(&self, wqe: &SendWqe, round: &mut Round) -> Option<WcStatus> {
         let Hca { keys, features, stats, .. } = &**self.hca;
         let &QpConfig { pdn, privileged, .. } = self.config;
@@ -386,9 +386,9 @@ impl Sender<'_> {
         map(requester.done..requester.done + len)
     }
 
-    /// Has the other end do a chunk of `len`, and what follows it in the queue, with its responder
-    /// locked once for all of it: locking is what small messages would spend most of their time with.
-    /// Returns the NAK that ended that, if one did.
+    /// Makes the other end carry out a chunk of `len` bytes, and the work requests behind it in the queue, with its
+    /// responder locked once for all of them: small messages would spend most of their time with the lock. Returns the
+    /// NAK that ended the exchange, if one did.
     fn exchange(
         &self,
         requester: &mut Requester,
@@ -457,7 +457,7 @@ impl Sender<'_> {
         matches!(nak, Nak::NotReady(_)) && self.hca.clock().now() < until
     }
 
-    /// Tells the observers of both ends what the other end does not do.
+    /// Reports the refusal of a chunk to the observers of both ends.
     #[cold]
     fn observe_nak(&self, requester: &Requester, peer: &Peer, responder: &Responder, nak: Nak) {
         if self.observed {
@@ -488,7 +488,7 @@ impl Sender<'_> {
         Chunk { from, to, kind, requester, data, len }.show(responder, refused);
     }
 
-    /// Has the responder of the other end, which is locked, do a chunk.
+    /// Makes the responder of the other end, which is locked, carry out a chunk.
     #[inline(always)]
     fn ask(
         &self,
@@ -513,8 +513,8 @@ impl Sender<'_> {
         deliver(&mut arrival, self.config.wq.kind, (self.hca, self.slot))
     }
 
-    /// Follows the other end, which did a chunk of `len`; returns what comes next if not more of the
-    /// same.
+    /// Goes on after the other end has carried out a chunk of `len` bytes. Returns the next step if it is not another
+    /// chunk.
     #[inline]
     fn advance(
         &self,
@@ -547,7 +547,7 @@ impl Sender<'_> {
         None
     }
 
-    /// Has the work request under way wait for a guest that is frozen, for as long as that takes. It has all of its
+    /// Makes the work request under way wait for a guest that is frozen, for as long as that takes. It has all of its
     /// retries afterwards, as if its last chunk had just been answered.
     #[cold]
     fn park(&self, requester: &mut Requester) -> Progress {

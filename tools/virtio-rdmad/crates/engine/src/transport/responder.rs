@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The responder: what a message does at the QP that it arrives at.
+//! The responder: carries out messages at the QP at which they arrive.
 //!
 //! Everything here runs in the requester's thread, with the responder's lock
 //! held, on the HCA of the responder.
@@ -68,8 +68,8 @@ pub(crate) struct Arrival<'a, 'm> {
 }
 
 impl Arrival<'_, '_> {
-    /// Does what the chunk asks for. `waiter` is the HCA and the place of the requester, should it have
-    /// to wait for a receive; a requester on the wire asks again by itself.
+    /// Carries out the chunk. `waiter` is the HCA and the place of the requester, should it have to wait for a receive;
+    /// a requester on the wire asks again by itself.
     #[inline(always)] // or each message waits for the context to be written and read again
     pub fn respond(&mut self, waiter: Option<(&Arc<Hca>, Slot)>) -> Result<(), Nak> {
         self.establish();
@@ -255,7 +255,7 @@ impl Arrival<'_, '_> {
         Ok(before)
     }
 
-    /// Checks what a READ asks for, all of it.
+    /// Checks the whole request of a READ.
     pub fn begin_read(&mut self) -> Result<(), Nak> {
         self.establish();
         self.cache.begin(&**self.to.hca);
@@ -423,7 +423,7 @@ impl Arrival<'_, '_> {
         Nak::Failed(WcStatus::RemoteAccess)
     }
 
-    /// Refuses what the responder does not do.
+    /// Refuses a request that the responder does not carry out.
     pub fn request_failed(&mut self) -> Nak {
         self.fail_or_drop(VIRTIO_RDMA_EVENT_QP_REQ_ERR, None);
         Nak::Failed(WcStatus::RemoteInvalidRequest)
@@ -462,7 +462,7 @@ impl Arrival<'_, '_> {
     }
 }
 
-/// Returns whether driver and device agreed on what an operation needs.
+/// Returns whether driver and device agreed on the features that an operation needs.
 pub(crate) fn offers(features: &Features, operation: Operation) -> bool {
     match operation {
         Operation::AtomicWrite => features.has_atomic_write(),

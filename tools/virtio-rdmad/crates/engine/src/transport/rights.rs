@@ -63,7 +63,7 @@ pub struct AddressRights {
     pub vlans: Option<VlanList>,
 }
 
-/// What is known of the addresses that a guest may use.
+/// The addresses that a guest may use.
 #[derive(Debug)]
 pub(crate) struct Rights {
     /// The interface identifier of the guest's MAC address (RFC 4291, appendix A).
@@ -80,7 +80,7 @@ impl Rights {
         Self { interface: mac.map(guid), listed }
     }
 
-    /// Changes what the administrator says.
+    /// Changes the addresses that the administrator has listed.
     pub fn set_listed(&mut self, listed: AddressRights) {
         self.listed = listed;
     }
@@ -99,8 +99,8 @@ impl Rights {
             && self.listed.vlans.as_ref().is_none_or(|vlans| vlans.contains(address.vlan))
     }
 
-    /// Returns whether these are the rights of the guest with this MAC address, and they name an address as the guest's:
-    /// its list has it, or it is made from the MAC address.
+    /// Returns whether these are the rights of the guest with this MAC address, and they name an address as the
+    /// guest's: its list has it, or it is made from the MAC address.
     pub fn name(&self, mac: [u8; 6], address: &Address) -> bool {
         self.interface == Some(guid(mac))
             && self.may_use(address)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Receiver not ready: what a requester does when its peer has no receive (IBA 9.7.5.2.8).
+//! Receiver not ready: the retries of a requester whose peer has no receive (IBA 9.7.5.2.8).
 //!
 //! A requester of hardware tries again after the RNR timer. This one may ask to be told of the next
 //! receive, which costs the peer a doorbell and brings one message through. So it asks only where
@@ -20,7 +20,7 @@ use crate::qp::halves::{Requester, Wait};
 /// `rnr_retry` that means for ever.
 const RETRY_INFINITE: u8 = 7;
 
-/// How long a requester that has more to send tries again by itself before it asks the peer to tell of a
+/// The time for which a requester that has more to send tries again by itself, before it asks the peer to tell of a
 /// receive.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(5);
 
@@ -29,12 +29,12 @@ fn delay(timer: u8) -> Duration {
     RnrTimer::new(timer & 31).map_or(Duration::ZERO, RnrTimer::delay)
 }
 
-/// What a requester does whose peer has no receive.
+/// The decision of a requester whose peer has no receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// It waits, and is visited again.
+    /// The requester waits, and is visited again.
     Later,
-    /// It fails: no retry is left.
+    /// The requester fails, because no retry is left.
     Exceeded,
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn asks_again(hca: &Hca, requester: &Requester) -> bool {
     }
 }
 
-/// Follows a peer's answer that it has no receive; `timer` is the encoded RNR timer. The peer tells of
-/// the next receive, unless it was said that it is asked again.
+/// Handles the answer of a peer that has no receive; `timer` is the encoded RNR timer. The peer tells of the next
+/// receive, unless the requester has said that it asks again.
 pub(crate) fn not_ready(hca: &Hca, slot: Slot, half: &mut RequesterHalf, timer: u8) -> Retry {
     let now = hca.clock().now();
     let timer = delay(timer);

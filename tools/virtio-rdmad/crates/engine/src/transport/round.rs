@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the visits of a round share.
+//! The state that the visits of a round share.
 
 use super::batch::CompletionBatch;
 use super::hca::Hca;
@@ -12,17 +12,17 @@ use crate::memory::mr_cache::MrCache;
 /// [`crate::Device::run`].
 #[derive(Default)]
 pub(crate) struct Round {
-    /// How much the visit may still do.
+    /// The budget of the visit.
     pub budget: Budget,
     /// Bytes since guests were told of completions.
     untold: u64,
-    /// How far the ring of the queue that is visited was emptied, if it has one.
+    /// The index up to which the ring of the visited queue was emptied, if the queue has a ring.
     pub taken: Option<u32>,
     /// Regions of the HCA that is served.
     pub local: MrCache,
     /// Regions of its peer.
     pub remote: MrCache,
-    /// What is left for later.
+    /// The completions that are held back.
     pub batch: CompletionBatch,
     /// Packets that leave at the end of the round.
     pub outbox: Outbox,
@@ -51,8 +51,8 @@ impl Round {
         self.remote.release();
     }
 
-    /// Ends the round: no region is in use any more, packets leave, and guests are told of completions.
-    /// Returns what the round has cost, in nanoseconds.
+    /// Ends the round: no region is in use any more, packets leave, and guests are told of completions. Returns the
+    /// cost of the round, in nanoseconds.
     pub fn finish(&mut self, hca: &Hca) -> u64 {
         self.release();
         self.outbox.flush(hca);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The end of a send work request: its CQE, what is counted, and what an error does to the QP.
+//! The end of a send work request: its CQE, its counters, and the effect of an error on the QP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,15 +58,15 @@ pub(super) struct Sender<'a> {
     pub slot: Slot,
     /// The QP, whose requester is locked.
     pub qp: &'a Qp,
-    /// What it was created with.
+    /// Its configuration.
     pub config: &'a QpConfig,
     /// Whether it is observed.
     pub observed: bool,
 }
 
 impl Sender<'_> {
-    /// Invalidates the key that a work request names for this side, if the work request names a key. Returns the status of
-    /// the work request. `Err`: a copy by this key is under way, and the work request does not end before it.
+    /// Invalidates the key that a work request names for this side, if the work request names a key. Returns the status
+    /// of the work request. `Err`: a copy by this key is under way, and the work request does not end before it.
     pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<WcStatus, Arc<Mr>> {
         let Some(key) = wqe.request.invalidate else { return Ok(WcStatus::Success) };
         let hca = self.hca;
@@ -117,7 +117,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Ends the work request under way: its CQE, and what an error does to the QP.
+    /// Ends the work request under way: places its CQE, and fails the QP after an error.
     #[inline]
     pub fn finish(&self, requester: &mut Requester, status: WcStatus, batch: &mut CompletionBatch) {
         requester.active = false;
@@ -146,7 +146,7 @@ impl Sender<'_> {
         self.end(wqe, requester.attr.path_mtu, status, batch);
     }
 
-    /// Returns what there is to tell of a work request that ends with an error.
+    /// Returns the incident of a work request that ends with an error.
     #[cold]
     fn error(&self, wqe: &SendWqe, status: WcStatus) -> Incident {
         let refused = self.find_refused(wqe).filter(|_| status == WcStatus::LocalProtection);
@@ -165,7 +165,7 @@ impl Sender<'_> {
         checked.err().unwrap_or(SgeError::COPY).access(sges)
     }
 
-    /// Does to the QP what an error of its requester does.
+    /// Fails the QP because of an error of its requester.
     #[cold]
     pub fn fail(&self, requester: &mut Requester, why: Incident) {
         let is_reliable = self.config.wq.kind.is_reliable();
@@ -214,8 +214,7 @@ impl Sender<'_> {
         count_send(self.config, wqe, batch);
     }
 
-    /// Has a READ whose data is there wait for a copy by the key that it invalidates: what is left of it is a
-    /// LOCAL_INV.
+    /// Makes a READ whose data is there wait for a copy by the key that it invalidates: only a LOCAL_INV is left of it.
     #[cold]
     pub fn leave_invalidation(
         &self,
@@ -246,7 +245,7 @@ impl Sender<'_> {
     }
 }
 
-/// Returns what a work request sends and receives when it succeeds.
+/// Returns the traffic of a work request that succeeds.
 #[inline(always)]
 pub(super) fn traffic(wqe: &SendWqe, path_mtu: u8) -> Traffic {
     let total = wqe.request.total;

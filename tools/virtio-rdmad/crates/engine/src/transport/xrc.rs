@@ -17,14 +17,14 @@ use crate::base::counters::Counter;
 use crate::base::slot::Slot;
 use crate::qp::config::QpConfig;
 
-/// Does what a chunk asks for of an XRC target, as [`Arrival::respond`].
+/// Carries out a chunk for an XRC target, as [`Arrival::respond`].
 #[inline(never)]
 pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, Slot)) -> Result<(), Nak> {
     with_srq(arrival, |arrival| arrival.respond(Some(waiter)))
 }
 
-/// Calls `act` with a chunk for an XRC target, which has what the SRQ has that the chunk names. Refuses the
-/// chunk if that SRQ is not of the target's domain.
+/// Calls `act` with a chunk for an XRC target, which has the PD, the CQ and the work requests of the SRQ that the chunk
+/// names meanwhile. Refuses the chunk if that SRQ is not of the target's domain.
 pub(crate) fn with_srq<'a, 'm, T>(
     arrival: &mut Arrival<'a, 'm>,
     act: impl FnOnce(&mut Arrival<'a, 'm>) -> Result<T, Nak>,
@@ -44,13 +44,12 @@ pub(crate) fn with_srq<'a, 'm, T>(
     answer
 }
 
-/// Has an XRC target receive from the SRQ of this number, if that is one of its
-/// domain.
+/// Selects the SRQ of this number for an XRC target, if the SRQ is in the target's domain.
 fn select_srq(to: &mut Receiver<'_>, srqn: u32) -> bool {
     let Some(config) = to.responder.config else { return false };
     let Some((srq, pdn, cq)) = find_srq(to.hca, &config, srqn) else { return false };
     if config.srq.is_some_and(|before| before != srq) {
-        // What an earlier message left undone.
+        // An earlier message may have left a work request undone.
         srq::leave(to.hca, to.slot, to.responder);
     }
     to.responder.config =

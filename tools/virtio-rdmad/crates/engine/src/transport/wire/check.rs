@@ -16,7 +16,7 @@ use crate::transport::hca::{Hca, Responder};
 /// member (IBA 10.9.1.1).
 const PARTITION: u16 = 0x7fff;
 
-/// Returns what counts a frame that is no packet.
+/// Returns the counter for a frame that is no packet.
 pub(super) fn counter_of(malformed: Malformed) -> Counter {
     match malformed {
         Malformed::EthernetCutOff
@@ -55,7 +55,7 @@ pub(super) fn check_source(hca: &Hca, source: &Address) -> Result<(), Counter> {
     Ok(())
 }
 
-/// Checks that there is a QP, and that it has one of these types. Returns what it was created with.
+/// Checks that there is a QP, and that it has one of these types. Returns its configuration.
 pub(super) fn check_type(config: Option<QpConfig>, kinds: &[QpType]) -> Result<QpConfig, Counter> {
     let config = config.ok_or(Counter::DropNoQp)?;
     if kinds.contains(&config.wq.kind) {

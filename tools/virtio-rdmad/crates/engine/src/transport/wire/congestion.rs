@@ -19,8 +19,8 @@ use crate::transport::observe;
 use crate::transport::round::Round;
 use crate::transport::sender::Sender;
 
-/// Looks whether a packet of the peer of a QP is marked, and sends the peer a CNP if one is due. The CNP says which packet
-/// came marked if the peer expects that; others expect the PSN 0.
+/// Looks whether a packet of the peer of a QP is marked, and sends the peer a CNP if one is due. The CNP says which
+/// packet came marked if the peer expects that; others expect the PSN 0.
 #[allow(clippy::too_many_arguments)] // halves of a QP have these in common
 pub(super) fn look(
     hca: &Hca,
@@ -64,19 +64,19 @@ pub(super) fn arrive(hca: &Hca, slot: Slot, packet: &Packet<'_>) {
     hca.count_cnp(by_requester.max(by_responder));
 }
 
-/// What becomes of a CNP at one half of a QP; if both halves differ, the greater one counts.
+/// The effect of a CNP on one half of a QP; if both halves differ, the greater one counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// It does not name a packet that was sent lately.
+    /// The CNP does not name a packet that was sent lately.
     Stray,
-    /// It comes too soon after another one, or nothing was sent lately.
+    /// The CNP comes too soon after another one, or nothing was sent lately.
     Ignored,
     /// The half sends more slowly.
     Handled,
 }
 
 impl Hca {
-    /// Counts a CNP; `None`: it is from no peer of a connection.
+    /// Counts a CNP; with `None`, it is from no peer of a connection.
     fn count_cnp(&self, outcome: Option<Outcome>) {
         let counter = match outcome {
             None | Some(Outcome::Ignored) => Counter::CnpIgnored,
@@ -87,7 +87,7 @@ impl Hca {
     }
 }
 
-/// Has a requester follow a CNP, if it is from its peer.
+/// Applies a CNP to a requester, if the CNP is from its peer.
 fn to_requester(hca: &Hca, requester: &mut Requester, packet: &Packet<'_>) -> Option<Outcome> {
     let Requester { window, flow, attr, source, config, .. } = requester;
     if !is_peers(attr, source, packet) {
@@ -102,7 +102,7 @@ fn to_requester(hca: &Hca, requester: &mut Requester, packet: &Packet<'_>) -> Op
     Some(follow(hca, flow, false))
 }
 
-/// Has a responder follow a CNP, if it is from its peer.
+/// Applies a CNP to a responder, if the CNP is from its peer.
 fn to_responder(hca: &Hca, half: &mut ResponderHalf, packet: &Packet<'_>) -> Option<Outcome> {
     let ResponderHalf { inbound: Some(inbound), responder } = half else { return None };
     if !is_peers(&responder.attr, &responder.source, packet) {
@@ -125,7 +125,7 @@ fn is_stray(is_named: bool, packet: &Packet<'_>, may_have_sent: impl Fn(Psn) -> 
     is_named && !may_have_sent(packet.headers.bth.psn)
 }
 
-/// Has half of a QP send more slowly, unless the CNP is a stray one.
+/// Slows half of a QP down, unless the CNP is a stray one.
 fn follow(hca: &Hca, flow: &mut Flow, is_stray: bool) -> Outcome {
     let line_rate = hca.rate_limit.rate().map_or(LINE_RATE, |rate| rate.min(LINE_RATE));
     if is_stray {

@@ -25,8 +25,8 @@ use crate::transport::hca::Hca;
 use crate::transport::observe;
 use crate::transport::round::Round;
 
-/// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost. `observed` is the
-/// place of its QP, if it is observed.
+/// Sends a datagram in a packet. Fails if its payload cannot be read. A packet that cannot be sent is lost. `observed`
+/// is the place of its QP, if the QP is observed.
 pub(crate) fn send(
     hca: &Hca,
     outbox: &mut Outbox,
@@ -43,7 +43,7 @@ pub(crate) fn send(
     outbox.send(hca, &headers, observed, datagram.total as usize, |place| fill(datagram, place))
 }
 
-/// A datagram of the local path, and what its packet would say besides.
+/// A datagram of the local path, and the other fields that its packet would have.
 pub(crate) struct Shown<'a> {
     /// The HCA that sends it.
     pub hca: &'a Hca,
@@ -51,7 +51,7 @@ pub(crate) struct Shown<'a> {
     pub datagram: &'a Datagram<'a>,
     /// The address that it is from.
     pub source: &'a Address,
-    /// Where it goes.
+    /// The destination.
     pub to: &'a WrUd,
     /// Its PSN.
     pub psn: Psn,
@@ -110,7 +110,7 @@ fn fill(datagram: &Datagram<'_>, place: &mut [u8]) -> Result<(), ()> {
     }
 }
 
-/// Gives a datagram to the QP in a place. Returns what counts it if it is dropped.
+/// Gives a datagram to the QP in a place. Returns the counter of the reason if the datagram is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
     slot: Slot,
@@ -126,8 +126,8 @@ pub(crate) fn arrive(
     }
 }
 
-/// Gives a datagram to each QP of the guest that is attached to its multicast group, or counts why a QP does
-/// not get it. Returns what counts it if no QP may get it.
+/// Gives a datagram to each QP of the guest that is attached to its multicast group, or counts the reason for which a
+/// QP does not get it. Returns the counter of the reason if no QP may get it.
 pub(crate) fn arrive_at_group(
     hca: &Arc<Hca>,
     packet: &Packet<'_>,
@@ -158,7 +158,7 @@ pub(crate) fn arrive_at_group(
     Ok(())
 }
 
-/// Returns the datagram that a packet is, or what counts it if it is not one.
+/// Returns the datagram of a packet, or the counter of the reason for which the packet is dropped.
 fn datagram<'a>(packet: &Packet<'a>) -> Result<Datagram<'a>, Counter> {
     if packet.payload.len() as u64 > MTU {
         return Err(Counter::DropTooLong);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Packets that come in: which guest they are for, and what in it.
+//! Packets that arrive: the guest that each of them is for, and the QP.
 
 use std::sync::Arc;
 
@@ -109,8 +109,8 @@ fn decode<'a>(hca: &Hca, frame: &'a [u8]) -> Result<Packet<'a>, Malformed> {
     Ok(packet)
 }
 
-/// Gives a packet to its QP, or to the QPs of its multicast group. Returns what counts it if it is dropped.
-/// `peer` is a source that passed [`check_source`] in this visit, which looks it up under a lock.
+/// Gives a packet to its QP, or to the QPs of its multicast group. Returns the counter of the reason if the packet is
+/// dropped. `peer` is a source that passed [`check_source`] in this visit, which looks it up under a lock.
 fn arrive(
     hca: &Arc<Hca>,
     packet: &Packet<'_>,

@@ -43,7 +43,7 @@ pub(crate) struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// Shows a chunk that the responder has done, or what it answers instead.
+    /// Shows a chunk that the responder has carried out, or the refusal.
     pub fn show(&self, responder: &mut Responder, refused: Option<Nak>) {
         let Some(shown) = self.show_requests() else { return };
         match refused {
@@ -99,7 +99,7 @@ impl Chunk<'_> {
         Some(shown)
     }
 
-    /// Shows what the responder answers.
+    /// Shows the answers of the responder.
     fn show_answers(&self, responder: &mut Responder, shown: &Shown) {
         let request = &self.requester.wqe.request;
         let is_last = self.requester.done + self.len == request.total;
@@ -209,9 +209,9 @@ impl Chunk<'_> {
 struct Shown {
     /// The number of the first one.
     first: u32,
-    /// How many they are.
+    /// The number of packets of the chunk.
     packets: u32,
-    /// How many the message has.
+    /// The number of packets of the message.
     count: u32,
 }
 

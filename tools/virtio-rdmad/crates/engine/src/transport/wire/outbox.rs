@@ -21,7 +21,7 @@ pub(crate) struct Outbox(Option<Box<Packets>>);
 #[derive(Default)]
 struct Packets {
     train: Train,
-    /// How many they are.
+    /// The number of packets.
     count: u64,
     /// The address that they come from.
     source: Address,
@@ -30,9 +30,9 @@ struct Packets {
 }
 
 impl Outbox {
-    /// Adds a packet with a payload of `len` bytes, which `fill` writes; returns what that returns. A
-    /// packet that cannot be made, whose payload cannot be read, or whose source is not the guest's any
-    /// more when it leaves, is not sent. `observed` is the place of the QP, if it is observed.
+    /// Adds a packet with a payload of `len` bytes, which `fill` writes. Returns the result of `fill`. A packet that
+    /// cannot be made, whose payload cannot be read, or whose source is not the guest's any more when it leaves, is not
+    /// sent. `observed` is the place of the QP, if the QP is observed.
     pub fn send<E>(
         &mut self,
         hca: &Hca,
@@ -70,7 +70,7 @@ impl Outbox {
         }
     }
 
-    /// Sends what has not left.
+    /// Sends the packets that have not left.
     #[inline]
     pub fn flush(&mut self, hca: &Hca) {
         if let Some(packets) = &mut self.0 {

@@ -26,7 +26,7 @@ const ECT: u8 = 2;
 /// The bits of a flow label.
 const FLOW_LABEL: u32 = 0xf_ffff;
 
-/// What an address vector says, of a connection or of a datagram.
+/// The destination of an address vector, of a connection or of a datagram.
 struct Target {
     dmac: [u8; 6],
     dgid: Gid,
@@ -36,7 +36,7 @@ struct Target {
     hop_limit: u8,
 }
 
-/// Where the packets of a connection go.
+/// The path of the packets of a connection.
 pub(crate) struct Path {
     ethernet: Ethernet,
     ip: Ip,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The requester on the wire: work requests to packets, and what answers do to them (IBA 9.7.5).
+//! The requester on the wire: makes packets of work requests, and handles the answers (IBA 9.7.5).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,8 +122,8 @@ pub(super) fn position(index: u32, count: u32) -> Position {
 }
 
 impl Sender<'_> {
-    /// Sends what is due on the wire, until the budget is exhausted. Returns whether something is left to send. A
-    /// work request that no packet can carry ends with an error.
+    /// Sends the packets that are due, until the budget is exhausted. Returns whether some are left. A work request
+    /// that no packet can carry ends with an error.
     pub(crate) fn pump(&self, requester: &mut Requester, round: &mut Round) -> bool {
         let hca = self.hca;
         let Requester { window: Some(window), attr, source, .. } = requester else { return false };
@@ -270,7 +270,7 @@ impl Sender<'_> {
         self.hca.set_timer(self.slot, own.into_iter().chain(turn).min());
     }
 
-    /// Has everything sent again if the time for an answer is over. Returns `false` if no retry is left.
+    /// Begins to send all packets again if the time for an answer is over. Returns `false` if no retry is left.
     pub(crate) fn expire(&self, requester: &mut Requester, round: &mut Round) -> bool {
         let Some(window) = &mut requester.window else { return true };
         let now = self.hca.clock().now();
@@ -499,7 +499,8 @@ fn nak_status(code: NakCode) -> Option<WcStatus> {
     }
 }
 
-/// Follows a packet that answers a request of a QP of one of these types. Returns what counts it if it is dropped.
+/// Handles a packet that answers a request of a QP of one of these types. Returns the counter of the reason if the
+/// packet is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
     slot: Slot,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The responder on the wire: what a packet of a request does, and what is sent back (IBA 9.7.4, 9.7.5).
+//! The responder on the wire: carries out the packets of requests, and answers them (IBA 9.7.4, 9.7.5).
 
 use std::sync::Arc;
 
@@ -40,17 +40,17 @@ use crate::transport::xrc;
 /// An acknowledgement, as a responder without credits gives it.
 const ACK: Syndrome = Syndrome::Ack(Credits::UNLIMITED);
 
-/// What is done with a request that is expected.
+/// The result of a request that was expected.
 pub(super) struct Done {
     /// PSNs that it takes.
     pub packets: u32,
     /// Whether it ends its message.
     pub ends: bool,
-    /// What is sent back besides an acknowledgement that was asked for.
+    /// The reply, besides an acknowledgement that was asked for.
     reply: Option<Reply>,
 }
 
-/// Follows a packet of a request for a QP of this type. Returns what counts it if it is dropped.
+/// Handles a packet of a request for a QP of this type. Returns the counter of the reason if the packet is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
     slot: Slot,
@@ -80,8 +80,8 @@ pub(crate) fn arrive(
         round,
     );
     follow(hca, slot, responder, inbound, packet, round);
-    // What is sent back leaves after the visit of the inbox, so that one acknowledgement is of all
-    // packets that came together. A QP that has failed is not visited for that.
+    // The replies leave after the visit of the inbox, so that one acknowledgement is of all packets that came together.
+    // A QP that has failed is not visited for that.
     let is_left = !qp.state().receives() && pump(hca, slot, &mut half, round);
     let expected = half.expected.psn;
     let has_more = half.inbound.as_ref().is_some_and(|inbound| {
@@ -95,8 +95,9 @@ pub(crate) fn arrive(
     Ok(())
 }
 
-/// Follows a requester that knows selective acknowledgements. It answers an offer of this responder's, or asks for one. One
-/// that asks is told and not believed: it need not know what was offered. Returns what counts it if it is dropped.
+/// Handles an offer of a requester, which knows selective acknowledgements. The offer answers one of this responder, or
+/// asks for one. A requester that asks gets an answer and is not believed, because it need not know what was offered.
+/// Returns the counter of the reason if the packet is dropped.
 pub(crate) fn offered(hca: &Arc<Hca>, slot: Slot, packet: &Packet<'_>) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut half = lock(&qp.responder);
@@ -129,8 +130,7 @@ fn check_kind(responder: &Responder) -> Result<QpType, Counter> {
     is_such.then_some(kind).ok_or(Counter::DropService)
 }
 
-/// Judges the PSN of a request, does what the request asks for if it is expected, and notes what is sent
-/// back.
+/// Judges the PSN of a request, carries the request out if it is expected, and notes the replies.
 fn follow(
     hca: &Arc<Hca>,
     slot: Slot,
@@ -216,8 +216,8 @@ fn hold(hca: &Hca, inbound: &mut Inbound, expected: Psn, packet: &Packet<'_>) ->
     }
 }
 
-/// Does what packets ask for that were held, and are expected now, until the budget is exhausted. Returns
-/// whether some of them are left.
+/// Carries out requests whose packets were held and are expected now, until the budget is exhausted. Returns whether
+/// some of them are left.
 fn follow_held(
     hca: &Arc<Hca>,
     slot: Slot,
@@ -252,7 +252,7 @@ fn follow_held(
     is_left
 }
 
-/// Returns what a requester is told that is refused; `None`: nothing.
+/// Returns the syndrome for a requester that is refused; `None` if it gets no answer.
 pub(super) fn syndrome(nak: Nak) -> Option<Syndrome> {
     Some(match nak {
         Nak::NotReady(timer) => Syndrome::RnrNak(RnrTimer::new(timer & 31)?),
@@ -265,8 +265,8 @@ pub(super) fn syndrome(nak: Nak) -> Option<Syndrome> {
     })
 }
 
-/// Answers a request that came before (IBA 9.7.5.1.5): its effect is not had once more. Returns what counts it if it is
-/// dropped, because it repeats nothing: anybody can send such a packet.
+/// Answers a request that came before (IBA 9.7.5.1.5), without carrying it out again. Returns the counter of the reason
+/// if the packet is dropped because it repeats nothing: anybody can send such a packet.
 fn repeat(
     responder: &Responder,
     inbound: &mut Inbound,
@@ -305,7 +305,7 @@ fn repeat(
     Ok(())
 }
 
-/// Does what a request asks for that is expected.
+/// Carries out a request that is expected.
 pub(super) fn execute(
     hca: &Arc<Hca>,
     slot: Slot,
@@ -374,7 +374,7 @@ pub(super) fn execute(
     }
 }
 
-/// Calls `act` with a chunk, for which an XRC target has what its SRQ has.
+/// Calls `act` with a chunk. An XRC target has the PD, the CQ and the work requests of the chunk's SRQ meanwhile.
 fn by_service<'a, 'm, T>(
     arrival: &mut Arrival<'a, 'm>,
     act: impl FnOnce(&mut Arrival<'a, 'm>) -> Result<T, Nak>,
@@ -468,7 +468,7 @@ fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
     })
 }
 
-/// Sends back what is due, until the budget is exhausted. Returns whether something is left.
+/// Sends the replies that are due, until the budget is exhausted. Returns whether some are left.
 pub(crate) fn pump(
     hca: &Arc<Hca>,
     slot: Slot,
@@ -541,7 +541,7 @@ pub(crate) fn pump(
     is_left || holds
 }
 
-/// Ends a QP whose peer reads what it may not.
+/// Fails a QP whose peer asks to read memory that it may not read.
 fn fail(
     hca: &Arc<Hca>,
     slot: Slot,

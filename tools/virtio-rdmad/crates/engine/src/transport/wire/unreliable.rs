@@ -78,7 +78,7 @@ impl Sender<'_> {
     }
 }
 
-/// Follows a packet of a message. Returns what counts it if it is dropped.
+/// Handles a packet of a message. Returns the counter of the reason if the packet is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
     slot: Slot,
