@@ -16,7 +16,7 @@ impl Extended for ibv_ah {
     type Private = AhPrivate;
 }
 
-/// What the provider adds to an AH.
+/// The private data of an AH.
 pub struct AhPrivate {
     /// The address vector, for work requests in rings; zero if the kernel
     /// posts, because the kernel then keeps it.

@@ -11,7 +11,7 @@ use core::ffi::CStr;
 /// The most numbers in a text.
 const NUMBERS: usize = 2;
 
-/// What stands in front of each text: the device, the kind of the object, and its number.
+/// The beginning of each text: the device, the kind of the object, and its number.
 const OBJECT: &str = "%s: %s %u: ";
 
 /// The text of a cause, as a format of printf(3).

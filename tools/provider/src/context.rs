@@ -23,7 +23,7 @@ impl Extended for ibv_context {
     type Private = ContextPrivate;
 }
 
-/// What the provider adds to a context.
+/// The private data of a context.
 pub struct ContextPrivate {
     /// The QPs by number, if the program has the rings of its QPs and
     /// CQs; otherwise the kernel posts and polls.

@@ -30,21 +30,22 @@ impl Extended for verbs_cq {
     type Private = CqPrivate;
 }
 
-/// What the provider adds to a CQ.
+/// The private data of a CQ.
 pub struct CqPrivate {
     state: Lock<CqState>,
-    /// Where the ring's memory comes from; the last field, because it must be dropped last.
+    /// The domain that the ring's memory comes from; the last field, because it must be dropped
+    /// last.
     domain: Domain,
 }
 
 impl CqPrivate {
-    /// Returns what the CQ's lock protects.
+    /// Returns the state that the CQ's lock protects.
     pub fn state(&self) -> &Lock<CqState> {
         &self.state
     }
 
-    /// Returns the provider's part of a CQ that the kernel does not know, whose completions have
-    /// what `flags` (`IBV_WC_EX_WITH_*`) say.
+    /// Returns the private data of a CQ that the kernel does not know. Its completions have the
+    /// fields of `flags` (`IBV_WC_EX_WITH_*`).
     #[cfg(test)]
     pub fn without_kernel(ring: Option<CqRing>, flags: u32) -> Self {
         Self { state: Lock::new(CqState::new(ring, flags)), domain: Domain::NONE }
@@ -55,11 +56,11 @@ impl CqPrivate {
 pub struct Attr<'a> {
     /// Least number of CQEs.
     pub cqe: c_int,
-    /// Where its completion events go.
+    /// The channel of its completion events.
     pub channel: Option<Ref<'a, ibv_comp_channel>>,
     /// The completion vector.
     pub comp_vector: c_int,
-    /// How it is locked and where its memory comes from.
+    /// The domain, which says how the CQ is locked and where its memory comes from.
     pub domain: Domain,
 }
 
@@ -72,7 +73,7 @@ pub fn create(context: Ref<'_, ibv_context>, attr: Attr<'_>) -> Result<Owned<Cq>
     new(context, attr, 0)
 }
 
-/// What a program can read of a completion from an extended CQ.
+/// The fields that a program can read of a completion from an extended CQ.
 const WC_FLAGS: u32 = IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
@@ -96,7 +97,7 @@ pub fn create_ex(
     new(context, attr, wc_flags as u32)
 }
 
-/// Creates a CQ, whose completions have what `flags` (`IBV_WC_EX_WITH_*`) say.
+/// Creates a CQ, whose completions have the fields of `flags` (`IBV_WC_EX_WITH_*`).
 fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owned<Cq>> {
     let cq = Blank::<verbs_cq>::new()?;
     let Attr { cqe, channel, comp_vector, domain } = attr;

@@ -44,7 +44,7 @@ impl Owner {
 pub struct CqRing {
     region: RingRegion,
     ring: Ring,
-    /// How many CQEs were taken, modulo 2^32.
+    /// The number of CQEs that were taken, modulo 2^32.
     consumer: u32,
     /// The value of the head's word `arm_next`.
     arm_next: u32,
@@ -72,7 +72,7 @@ impl CqRing {
         Self::lent(depth, None)
     }
 
-    /// Returns a ring whose words are those of a model checker.
+    /// Returns a ring whose words belong to a model checker.
     #[cfg(loom)]
     pub fn modelled(depth: u32, memory: &std::sync::Arc<litmus::Memory>) -> Self {
         let mut ring = Self::lent(depth, None).expect("memory");
@@ -85,7 +85,7 @@ impl CqRing {
         self.ring.depth()
     }
 
-    /// Returns what the driver wants to know of the ring.
+    /// Returns the description of the ring for the driver.
     pub fn request(&self) -> virtio_rdma_ureq_create_cq {
         virtio_rdma_ureq_create_cq {
             buf_addr: self.region.addr(),

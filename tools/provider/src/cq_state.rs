@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What the lock of a CQ protects.
+//! The state of a CQ, which its lock protects.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 use core::{mem::MaybeUninit, ptr};
 
-/// What the lock of a CQ protects.
+/// The state of a CQ, which its lock protects.
 pub struct CqState {
     /// The ring, if the program has it; otherwise the kernel polls.
     pub ring: Option<CqRing>,
@@ -19,8 +19,8 @@ pub struct CqState {
 }
 
 impl CqState {
-    /// Returns the state of a new CQ, whose completions have what `flags`
-    /// (`IBV_WC_EX_WITH_*`) say.
+    /// Returns the state of a new CQ, whose completions have the fields of `flags`
+    /// (`IBV_WC_EX_WITH_*`).
     pub fn new(ring: Option<CqRing>, flags: u32) -> Self {
         let wc = MaybeUninit::new(ibv_wc::default());
         Self { ring, poll: Poll { wc, device_time: 0, wallclock: 0, flags } }

@@ -28,8 +28,8 @@ const VIRTIO_MODALIAS: &CStr = c"virtio:d0000002Av*";
 /// PCI function of a modern virtio device: 0x1040 + 0x2a.
 const PCI_MODALIAS: &CStr = c"pci:v00001AF4d0000106Asv*";
 
-/// A copy of libibverbs with which the provider is registered, and what the copy reads of it. Nobody
-/// writes to it any more.
+/// A copy of libibverbs with which the provider is registered, and the memory of the registration
+/// that the copy reads. Nobody writes to that memory any more.
 struct Registration {
     library: Library,
     matches: [verbs_match_ent; 3],

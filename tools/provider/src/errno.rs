@@ -65,7 +65,7 @@ impl Errno {
     }
 }
 
-/// Returns what a verb of type `int` answers.
+/// Returns the return value of a verb of type `int`.
 pub fn code(result: Result) -> c_int {
     result.map_or_else(Errno::get, |()| 0)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What a work request on a QP, and a program that creates an object, may ask for.
+//! The limits of a work request on a QP, and of a program that creates an object.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -129,7 +129,7 @@ const SEND_OPS: [(u32, ibv_wr_opcode); 12] = [
     (IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_WR_ATOMIC_WRITE),
 ];
 
-/// What a work request on a QP or SRQ may ask for.
+/// The limits of a work request on a QP or SRQ.
 #[derive(Clone, Copy)]
 pub struct Limits {
     /// Type of the QP.
@@ -214,7 +214,8 @@ impl Sizes {
         Ok(())
     }
 
-    /// Checks what a program asks for of a QP. With an SRQ the QP has no receive queue.
+    /// Checks the capabilities that a program asks for in a QP. With an SRQ the QP has no receive
+    /// queue.
     pub fn check_qp(&self, cap: &ibv_qp_cap, has_srq: bool) -> Result<(), Cause> {
         most!(cap.max_send_wr, self.max_qp_wr, "a QP of %u sends is wanted, and the most is %u");
         let sges = cap.max_send_sge;
@@ -232,7 +233,7 @@ impl Sizes {
         Ok(())
     }
 
-    /// Checks what a program asks for of an SRQ.
+    /// Checks the sizes that a program asks for in an SRQ.
     pub fn check_srq(&self, max_wr: u32, max_sge: u32) -> Result<(), Cause> {
         most!(max_wr, self.max_srq_wr, "an SRQ of %u receives is wanted, and the most is %u");
         most!(

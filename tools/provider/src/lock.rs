@@ -15,10 +15,10 @@ use core::{
     sync::atomic::Ordering::{Acquire, Relaxed, Release},
 };
 
-/// How often a thread looks at a taken lock before it gives up the processor.
+/// The number of looks at a taken lock before a thread gives up the processor.
 const SPINS: u32 = 200;
 
-/// How many threads use an object at a time.
+/// The number of threads that use an object at a time.
 #[derive(Clone, Copy)]
 pub struct Threads {
     one: bool,

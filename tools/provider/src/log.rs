@@ -15,9 +15,9 @@ use core::ffi::CStr;
 pub struct Subject<'a> {
     /// The context that the object belongs to.
     pub context: Ref<'a, ibv_context>,
-    /// What kind of object it is.
+    /// The kind of the object.
     pub kind: &'static CStr,
-    /// Its number among those of its kind.
+    /// The number of the object among those of its kind.
     pub number: u32,
 }
 
@@ -37,7 +37,7 @@ pub trait Refuse<'a>: Copy {
     /// Returns the object as the log names it.
     fn subject(self) -> Subject<'a>;
 
-    /// Says in the log why a verb is refused. Returns what the program gets as an error.
+    /// Logs the reason for which a verb is refused. Returns the error for the program.
     #[cold]
     fn refuse(self, cause: Cause) -> Errno {
         self.subject().say(cause);

@@ -26,16 +26,16 @@ impl Extended for ibv_pd {
     type Private = PdPrivate;
 }
 
-/// What the provider adds to a PD.
+/// The private data of a PD.
 pub struct PdPrivate {
     /// Counts the parent domains of a PD, or the objects that have memory of a parent
     /// domain.
     users: Users,
-    /// What makes the PD a parent domain, if it is one.
+    /// The parent domain, if the PD is one.
     parent: Option<Parent>,
 }
 
-/// What makes a PD a parent domain.
+/// The state of a parent domain.
 struct Parent {
     threads: Threads,
     allocator: Option<Allocator>,
@@ -43,10 +43,10 @@ struct Parent {
     _td: Option<Hold>,
 }
 
-/// How an object is locked and where its memory comes from. Keeps the parent
-/// domain whose memory functions the object uses.
+/// The lock of an object and the source of its memory. Keeps the parent domain whose memory
+/// functions the object uses.
 pub struct Domain {
-    /// How many threads use the object at a time.
+    /// The number of threads that use the object at a time.
     pub threads: Threads,
     /// The program's memory functions.
     pub allocator: Option<Allocator>,

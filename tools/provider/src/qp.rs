@@ -28,13 +28,14 @@ impl Extended for verbs_qp {
     type Private = QpPrivate;
 }
 
-/// What the provider adds to a QP.
+/// The private data of a QP.
 pub struct QpPrivate {
-    /// What a work request may ask for.
+    /// The limits of a work request.
     limits: Limits,
     /// The rings, if the program has them.
     rings: Option<Rings>,
-    /// Where the rings' memory came from; the last field, because it must be dropped last.
+    /// The domain that the rings' memory came from; the last field, because it must be dropped
+    /// last.
     _domain: Domain,
 }
 
@@ -44,7 +45,7 @@ impl QpPrivate {
         Self { limits: Limits::of_receives(0), rings: None, _domain: Domain::NONE }
     }
 
-    /// Returns what a work request may ask for.
+    /// Returns the limits of a work request.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -144,12 +145,12 @@ impl Rings {
         state.publish(&self.queues.region, wq::SEND, self.send_freed())
     }
 
-    /// Has the next send ask for the doorbell, which did not ring.
+    /// Makes the next send ask for the doorbell, which did not ring.
     pub fn send_not_rung(&self) {
         wq::SEND.not_rung(&self.queues.region);
     }
 
-    /// Has the next receive ask for the doorbell, which did not ring.
+    /// Makes the next receive ask for the doorbell, which did not ring.
     pub fn recv_not_rung(&self) {
         wq::RECV.not_rung(&self.queues.region);
     }
@@ -198,7 +199,7 @@ impl Queues {
         Ok(Self { region, free_inline_data, send, recv })
     }
 
-    /// Returns what the driver wants to know of the rings.
+    /// Returns the description of the rings for the driver.
     fn request(&self) -> virtio_rdma_ureq_create_qp {
         let send = self.send.ring();
         let mut request = virtio_rdma_ureq_create_qp {
@@ -217,7 +218,7 @@ impl Queues {
         request
     }
 
-    /// Returns what the QP really has, where the program asked for `cap`.
+    /// Returns the capabilities of the QP, where the program asked for `cap`.
     fn cap(&self, cap: ibv_qp_cap) -> ibv_qp_cap {
         ibv_qp_cap {
             max_send_wr: self.send.ring().depth(),

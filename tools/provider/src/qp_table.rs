@@ -24,9 +24,9 @@ use core::{
     },
 };
 
-/// How many numbers there are: QP numbers have 24 bits.
+/// The number of QP numbers, which have 24 bits.
 const NUMBERS: usize = 1 << 24;
-/// How many numbers a chunk has.
+/// The number of QP numbers in a chunk.
 const CHUNK: usize = 1 << 8;
 
 /// How far the work requests of the two queues of a QP are.
@@ -40,8 +40,8 @@ pub struct QpProgress {
     recv: QueueProgress,
 }
 
-/// How far the work requests of a queue are: how many were posted since RESET, and how many of
-/// these are no longer outstanding, modulo 2^32.
+/// The progress of the work requests of a queue: the number that was posted since RESET, and the
+/// number of these that are no longer outstanding, modulo 2^32.
 #[derive(Default)]
 #[repr(C)]
 pub struct QueueProgress {
@@ -49,7 +49,8 @@ pub struct QueueProgress {
     posted: Posted,
 }
 
-/// What the thread that polls the CQ of a queue reads and writes, under the lock of the CQ.
+/// The state that the thread that polls the CQ of a queue reads and writes, under the lock of the
+/// CQ.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct Polled {
@@ -63,7 +64,7 @@ struct Polled {
     cq: AtomicPtr<Lock<CqState>>,
 }
 
-/// What the thread that posts to a queue writes.
+/// The state that the thread that posts to a queue writes.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct Posted {

@@ -22,9 +22,9 @@ use core::{
 /// Bytes of the smallest page, and therefore of the smallest region.
 const MIN_PAGE: usize = 4096;
 
-/// What a region is for: the resource type that a program's allocator gets
-/// (ibv_alloc_parent_domain(3)). Its upper half would be a driver ID, which
-/// virtio-rdma does not have.
+/// The purpose of a region: the resource type that a program's allocator gets
+/// (ibv_alloc_parent_domain(3)). Its upper half would be a driver ID, which virtio-rdma does not
+/// have.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub enum Resource {
@@ -344,7 +344,7 @@ impl Word {
     }
 }
 
-/// Where a ring lies in its region.
+/// The place of a ring in its region.
 #[derive(Clone, Copy)]
 pub struct Ring {
     offset: u32,

@@ -43,16 +43,17 @@ impl Extended for verbs_srq {
     type Private = SrqPrivate;
 }
 
-/// What the provider adds to an SRQ.
+/// The private data of an SRQ.
 pub struct SrqPrivate {
-    /// What a work request may ask for.
+    /// The limits of a work request.
     limits: Limits,
     /// The ring to which work requests are posted.
     shared: Lock<Shared>,
     doorbell: Doorbell,
     /// Keeps the number that its completions name, if the SRQ is for XRC.
     _number: Option<Registration>,
-    /// Where the ring's memory comes from; the last field, because it must be dropped last.
+    /// The domain that the ring's memory comes from; the last field, because it must be dropped
+    /// last.
     domain: Domain,
 }
 
@@ -78,7 +79,7 @@ impl Shared {
         Ok(Self { region, state: State::new(ring) })
     }
 
-    /// Returns what the driver wants to know of the ring.
+    /// Returns the description of the ring for the driver.
     fn request(&self) -> virtio_rdma_ureq_create_srq {
         let ring = self.state.ring();
         virtio_rdma_ureq_create_srq {
@@ -110,7 +111,7 @@ impl SrqPrivate {
         })
     }
 
-    /// Returns what the driver wants to know of the ring.
+    /// Returns the description of the ring for the driver.
     pub(crate) fn request(&self) -> virtio_rdma_ureq_create_srq {
         self.shared.lock().request()
     }
@@ -133,13 +134,13 @@ impl SrqPrivate {
         state.post(region, HEAD, Freed::Taken(CONSUMER), list, encode, refuse)
     }
 
-    /// Has the next request ask for the doorbell, which did not ring.
+    /// Makes the next request ask for the doorbell, which did not ring.
     pub fn not_rung(&self) {
         HEAD.not_rung(&self.shared.lock().region);
     }
 
-    /// Replaces the ring by one of at least `max_wr` work requests. `tell` has the device move the
-    /// work requests that wait to the new ring; `refuse` is that of [`State::post`].
+    /// Replaces the ring by one of at least `max_wr` work requests. `tell` makes the device move
+    /// the work requests that wait to the new ring; `refuse` is that of [`State::post`].
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ impl Extended for ibv_td {
     type Private = TdPrivate;
 }
 
-/// What the provider adds to a thread domain.
+/// The private data of a thread domain.
 pub struct TdPrivate {
     /// The parent domains that use the thread domain.
     pub users: Users,

@@ -35,7 +35,7 @@ impl Head {
         region.load(self.producer, Acquire)
     }
 
-    /// Has the next request ask for the doorbell, which did not ring.
+    /// Makes the next request ask for the doorbell, which did not ring.
     pub fn not_rung(self, region: &RingRegion) {
         region.store(self.wake, 1, SeqCst);
     }
@@ -52,7 +52,7 @@ pub const RECV: Head = Head::new(
     Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
 );
 
-/// How a queue learns which of its entries are free.
+/// The way in which a queue learns which of its entries are free.
 #[derive(Clone, Copy)]
 pub enum Freed<'a> {
     /// An entry is free when its work request is no longer outstanding. The queue notes here how
@@ -73,15 +73,15 @@ impl Freed<'_> {
     }
 }
 
-/// What a queue's lock protects: indices of its ring, modulo 2^32, and the work
-/// request that a program makes by calls ([`crate::wr_builder`]).
+/// The state that a queue's lock protects: indices of its ring, modulo 2^32, and the work request
+/// that a program makes by calls ([`crate::wr_builder`]).
 pub struct State {
-    /// Where the ring lies.
+    /// The place of the ring.
     ring: Ring,
-    /// How many entries the device was told of since RESET.
+    /// The number of entries that the device was told of since RESET.
     producer: u32,
-    /// How many entries were written since RESET; more than `producer` while work requests are
-    /// being posted.
+    /// The number of entries that were written since RESET; more than `producer` while work
+    /// requests are being posted.
     next: u32,
     /// The value at which no entry is known to be free for `next`; more may be free by now.
     limit: u32,
@@ -210,7 +210,7 @@ impl WorkQueue {
         Self { state: Lock::with(State::new(ring), threads), ring }
     }
 
-    /// Returns what the queue's lock protects.
+    /// Returns the state that the queue's lock protects.
     pub fn state(&self) -> &Lock<State> {
         &self.state
     }

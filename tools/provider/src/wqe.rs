@@ -44,7 +44,7 @@ pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
-/// What a send entry says of its data: SGEs, or bytes inline.
+/// The data of a send entry: SGEs, or bytes inline.
 #[derive(Clone, Copy)]
 struct Data {
     num_sge: u8,
@@ -115,8 +115,8 @@ pub fn recv(
     put_sges(sges, &mut entry)
 }
 
-/// Returns what an entry says of the data that the SGEs name. With `max_inline`, the entry
-/// holds the data, of at most as many bytes.
+/// Returns the data of an entry for the SGEs. With `max_inline`, the entry holds the data, of at
+/// most as many bytes.
 ///
 /// # Errors
 ///
@@ -274,7 +274,7 @@ fn datagram(
 pub struct Flush {
     /// The remote address and its key.
     pub remote: Rdma,
-    /// How many bytes to flush.
+    /// The number of bytes to flush.
     pub length: u64,
     /// `enum ibv_placement_type`, as bits.
     pub placement: u8,
@@ -300,9 +300,9 @@ fn flushing(wr: &ibv_send_wr, flush: Flush) -> virtio_rdma_ring_flush_wqe {
 /// The operands that only work requests with one opcode have.
 #[derive(Clone, Copy)]
 pub enum Body {
-    /// Those of BIND_MW.
+    /// The fields of BIND_MW.
     Bind(Bind),
-    /// Those of FLUSH.
+    /// The fields of FLUSH.
     Flush(Flush),
     /// The word that ATOMIC_WRITE writes, as it stands in memory.
     Word([u8; 8]),
@@ -369,7 +369,7 @@ impl Open {
         Ok(())
     }
 
-    /// Has `put` write inline data of `len` bytes.
+    /// Calls `put` to write inline data of `len` bytes.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What differs between the releases of rdma-core.
+//! The differences between the releases of rdma-core.
 //!
 //! The provider is compiled with the headers of one release, 56.1. A release is known by its newest
 //! public symbol version and by the number of its interface for providers:

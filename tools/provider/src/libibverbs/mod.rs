@@ -303,7 +303,8 @@ pub unsafe fn whole_context(context: *mut ibv_context) -> *mut verbs_context {
 }
 
 impl Refusal {
-    /// Returns what is wrong, and the name of the function that this is about, or the empty string.
+    /// Returns the reason, and the name of the function that the reason is about, or the empty
+    /// string.
     pub fn reason(self) -> (&'static CStr, &'static CStr) {
         match self {
             Self::Unknown => (c"it is of no release of rdma-core from 37 to 65", c""),

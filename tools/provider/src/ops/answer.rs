@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What entry points answer to libibverbs and to the program.
+//! The return values of entry points.
 
 use crate::{
     errno::{Result, code},
@@ -8,7 +8,7 @@ use crate::{
 };
 use core::{ffi::c_int, ptr};
 
-/// Returns what a verb that creates an object answers: the object, or NULL and `errno`.
+/// Returns the return value of a verb that creates an object: the object, or NULL and `errno`.
 pub(super) fn created<T, U>(result: Result<Owned<T>>) -> *mut U {
     match result {
         Ok(object) => object.into_raw().cast(),
@@ -38,7 +38,7 @@ pub(super) unsafe fn destroyed<T>(
     code(result)
 }
 
-/// Returns what a verb that posts a list answers, and sets `bad_wr` on failure.
+/// Returns the return value of a verb that posts a list, and sets `bad_wr` on failure.
 ///
 /// # Safety
 ///
