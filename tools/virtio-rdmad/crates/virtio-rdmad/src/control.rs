@@ -69,11 +69,11 @@ struct Ready {
     clients: Vec<bool>,
 }
 
-/// What serves the clients.
+/// The server of the clients.
 struct Server<'a> {
     socket: &'a Socket,
     service: VarlinkService,
-    /// What a call has besides its parameters.
+    /// The descriptors that come with a call, and the wishes of its client.
     besides: Arc<Besides>,
     events: &'a Events,
     traces: Traces,

@@ -75,7 +75,7 @@ pub enum DaemonError {
     /// An uplink cannot be opened.
     #[error("{name}: {error}")]
     Way {
-        /// What carries its packets.
+        /// The way of its packets.
         name: String,
         /// The reason.
         error: Error,
@@ -83,9 +83,9 @@ pub enum DaemonError {
     /// There are more workers than CPUs to pin them to.
     #[error("{workers} workers and only {cpus} CPUs to pin them to")]
     Cpus {
-        /// How many workers there are.
+        /// The number of workers.
         workers: usize,
-        /// How many CPUs there are.
+        /// The number of CPUs.
         cpus: usize,
     },
     /// A worker cannot start.
@@ -285,7 +285,8 @@ fn check(options: &Options) -> Result<(), DaemonError> {
     }
 }
 
-/// Has the sockets of guests that were added, and that the options name now, be those of any other guest of the options.
+/// Has the sockets of guests that were added, and that the options name now, be those of any other guest of the
+/// options.
 fn adopt_sockets(
     options: &Options,
     inherited: &mut Inherited,
@@ -315,8 +316,8 @@ fn control_socket(
     Ok(options.control.as_deref().map(bind).transpose()?.map(Arc::new))
 }
 
-/// Returns a socket that becomes readable when the process is to end, and what is set when it is to leave its sockets to
-/// the next one then.
+/// Returns a socket that becomes readable when the process is to end, and what is set when it is to leave its sockets
+/// to the next one then.
 fn signals() -> Result<(UnixStream, Arc<AtomicBool>), Error> {
     let (read, write) = UnixStream::pair()?;
     let is_asked = Arc::new(AtomicBool::new(false));
@@ -345,7 +346,7 @@ impl Sockets {
         guests.chain(nics).chain(self.control.as_deref()).for_each(f);
     }
 
-    /// Has their files go when the process ends, because it serves now.
+    /// Makes their files go when the process ends, because it serves now.
     fn own(&self, remover: &mut Option<Remover>) {
         self.each(|socket| socket.set_stays(false));
         set_stay(remover, false);
@@ -499,8 +500,8 @@ fn tell(manager: Option<&Manager>, assignment: &str) {
 struct Added {
     /// Those whose VMMs are connected.
     resumed: Vec<Resumed>,
-    /// Change what is left: forget guests that do not come back and VMMs that are disconnected, and keep guests for which
-    /// the options have spoken up.
+    /// Change what is left: forget guests that do not come back and VMMs that are disconnected, and keep guests for
+    /// which the options have spoken up.
     changes: Vec<Box<dyn Fn()>>,
 }
 
@@ -589,7 +590,8 @@ fn add_guests(
     Ok(added)
 }
 
-/// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of it.
+/// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of
+/// it.
 fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Option<Connected>) {
     let Some(Left { mut kept, spec: old, origin, connected, .. }) = left else {
         return (spec.clone(), None, None);

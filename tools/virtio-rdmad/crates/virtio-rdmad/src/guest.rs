@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest: what outlives the connections of its VMM, and who serves it.
+//! A guest: the state that outlives the connections of its VMM, and the link to the worker that serves it.
 
 pub mod events;
 pub mod guests;
@@ -44,7 +44,7 @@ impl Link {
         Self { mailboxes, worker: AtomicUsize::new(NOBODY), guest, name, events }
     }
 
-    /// Tells whoever watches what has happened to the guest.
+    /// Reports an event of the guest to the clients that watch.
     pub fn tell(&self, event: Event) {
         self.events.note(&self.name, event);
     }
@@ -54,7 +54,7 @@ impl Link {
         Some(self.worker.load(Ordering::Acquire)).filter(|worker| *worker != NOBODY)
     }
 
-    /// Changes who serves the guest.
+    /// Changes the worker that serves the guest.
     pub fn set_worker(&self, worker: Option<usize>) {
         self.worker.store(worker.unwrap_or(NOBODY), Ordering::Release);
     }
@@ -77,37 +77,39 @@ impl engine::Wake for Link {
 
 /// A guest.
 pub struct Guest {
-    /// What it was when it came. Its policy may have changed since: [`Self::current`] says what it is now.
+    /// The specification with which the guest came. Its policy may have changed since: [`Self::current`] is the
+    /// specification now.
     pub spec: GuestSpec,
-    /// What it is now.
+    /// The specification now.
     pub current: Mutex<GuestSpec>,
-    /// What whoever has named it says it is. Its policy may have been set to something else.
+    /// The specification as the origin of the guest names it. The policy may have been set to something else.
     pub named: Mutex<GuestSpec>,
-    /// Who has named it.
+    /// The origin that has named the guest.
     pub origin: Origin,
-    /// Its index while it is there.
+    /// The index of the guest while it is there.
     pub index: u32,
-    /// Its device.
+    /// The device of the guest.
     pub device: Arc<Device>,
     /// The feature bits of the device that its driver is not offered.
     pub withheld: u64,
-    /// Who serves it. A guest is served from when its VMM connects until it disconnects.
+    /// The link to the worker that serves the guest. A guest is served from when its VMM connects until it disconnects.
     pub link: Arc<Link>,
     /// Whether its driver, if it has started the device, agreed on rings.
     pub rings: AtomicBool,
-    /// How long its turns with work have taken so far, in nanoseconds. Only the worker that serves it writes this.
+    /// The time that turns of the guest with work have taken so far, in nanoseconds. Only the worker that serves the
+    /// guest writes it.
     pub(crate) work: AtomicU64,
     /// The share that it has of the regions of memory that the process can map.
     pub memory: Share,
-    /// Where its VMM connects.
+    /// The socket to which the VMM connects.
     pub socket: Socket,
-    /// Where its VMM connects to a network interface, if it has one.
+    /// The socket to which the VMM connects for a network interface, if the guest has one.
     pub nic_socket: Option<Arc<Socket>>,
     /// Which VMM it has.
     pub seat: Seat,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,
-    /// What a later process will have of it, if anything.
+    /// The state that is kept for a later process, if any.
     pub kept: Option<Mutex<Kept>>,
 }
 
@@ -127,14 +129,14 @@ impl Guest {
         Duration::from_nanos(self.work.load(Ordering::Relaxed))
     }
 
-    /// Ends what a later process would have of it, because it is removed.
+    /// Ends the state that is kept for a later process, because the guest is removed.
     pub fn end(&self) {
         if let Some(mut kept) = self.kept() {
             kept.end();
         }
     }
 
-    /// Has it leave when its VMM does, also if a later process serves it then.
+    /// Makes the guest leave when its VMM does, also if a later process serves it then.
     pub fn leave_with_vmm(&self) {
         self.leaves.store(true, Ordering::Relaxed);
         if let Some(mut kept) = self.kept() {
@@ -142,18 +144,18 @@ impl Guest {
         }
     }
 
-    /// Returns what it is now.
+    /// Returns the specification now.
     pub fn current(&self) -> GuestSpec {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns what whoever has named it says it is.
+    /// Returns the specification as the origin of the guest names it.
     pub fn named(&self) -> GuestSpec {
         self.named.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes what it may do, also for a later process. With `renamed`, whoever has named it says so. Nothing changes if
-    /// that is an error.
+    /// Changes the policy of the guest, also for a later process. With `renamed`, the origin of the guest names it so.
+    /// An error changes nothing.
     pub fn set_policy(&self, change: &PolicyChange, renamed: bool) -> Result<GuestSpec, SpecError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +172,8 @@ impl Guest {
         Ok(spec)
     }
 
-    /// Returns what a worker that works for it says on the board, or 0 if no later process will have anything of it.
+    /// Returns the word that a worker writes on the board while it works for the guest, or 0 if nothing of the guest is
+    /// kept for a later process.
     pub fn subject(&self) -> u64 {
         self.kept().map_or(0, |kept| kept.subject())
     }
@@ -180,7 +183,7 @@ impl Guest {
         self.kept().is_some_and(|kept| kept.is_fenced())
     }
 
-    /// Returns what a later process will have of it, if anything, locked.
+    /// Returns the state that is kept for a later process, if any, locked.
     pub fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
         Some(self.kept.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }

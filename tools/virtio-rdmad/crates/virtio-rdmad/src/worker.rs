@@ -55,8 +55,8 @@ const YIELD_PERIOD: Duration = Duration::from_micros(10);
 /// A guest, and its VMM, which was connected to an earlier process.
 pub type Resumed = (Arc<Guest>, Connected);
 
-/// The guests that other workers have served and that are on their way to a worker. No poller watches their descriptors,
-/// and their links name the worker already.
+/// The guests that other workers have served and that are on their way to a worker. No poller watches their
+/// descriptors, and their links name the worker already.
 #[derive(Default)]
 pub struct Passing(Mutex<Vec<Connection>>);
 
@@ -106,7 +106,7 @@ pub struct Worker {
     /// The guests of another process that could not be loaded, and why. Without a reason that panicked.
     not_loaded: Vec<(Arc<Guest>, Option<Ended>)>,
     intakes: Intakes,
-    /// Where this worker says for which guest it works, if a later process is to know.
+    /// The word of the board in which this worker says for which guest it works, if a later process is to know.
     word: Option<Word>,
     contention: Contention,
     clock: Clock,
@@ -116,11 +116,11 @@ pub struct Worker {
     looked: Instant,
     /// When the worker last yielded.
     yielded: Instant,
-    /// How long the work of this round has taken so far.
+    /// The time that the work of this round has taken so far.
     round_work: Duration,
     /// Rounds without work since there was work.
     idle_rounds: u32,
-    /// How long a round without work took when one was last timed.
+    /// The time of a round without work, when one was last measured.
     idle_round: Duration,
 }
 
@@ -161,7 +161,7 @@ impl Worker {
         })
     }
 
-    /// Has the worker say here for which guest it works, from [`Self::load`] on.
+    /// Makes the worker say in this word for which guest it works, from [`Self::load`] on.
     pub fn say_in(&mut self, word: Word) {
         self.word = Some(word);
     }
@@ -216,8 +216,8 @@ impl Worker {
         &self.mailboxes[self.index]
     }
 
-    /// Does what is left of what VMMs want that this process has read, because another process is to go on with the
-    /// guests. The worker does not run any more.
+    /// Handles the messages of VMMs that this process has read and not yet handled, because another process is to go on
+    /// with the guests. The worker does not run any more.
     pub fn finish(&mut self) -> Vec<Option<ConnectionState>> {
         // Guests that are on their way to this worker are left as well. None goes to another one any more.
         let Inbox { connected, .. } = self.mailbox().take_inbox();
@@ -237,8 +237,8 @@ impl Worker {
         self.connections.iter_mut().map(finish).collect()
     }
 
-    /// Leaves the guests to another process, with what [`Self::finish`] has returned. No worker runs any more since this
-    /// time of [`handover::now`](crate::handover::now).
+    /// Leaves the guests to another process, with what [`Self::finish`] has returned. No worker runs any more since
+    /// this time of [`handover::now`](crate::handover::now).
     pub fn leave(self, states: &[Option<ConnectionState>], stopped: u64) {
         for (connection, state) in self.connections.into_iter().zip(states) {
             if let Some(state) = state {
@@ -259,7 +259,7 @@ impl Worker {
         }
     }
 
-    /// Takes in what has come over uplinks, and gives a turn to each guest that is runnable.
+    /// Takes in frames that have come over uplinks, and gives a turn to each guest that is runnable.
     pub fn round(&mut self) -> Result<(), Errno> {
         self.take_requests();
         if self.must_look() {
@@ -286,7 +286,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes in what has come over uplinks. Returns whether that was anything.
+    /// Takes in frames that have come over uplinks. Returns whether there were any.
     #[inline]
     fn take_in(&mut self) -> bool {
         self.say(Work::Nobody);
@@ -377,7 +377,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Does what other threads want of this worker.
+    /// Handles the requests of other threads.
     fn take_requests(&mut self) {
         if !self.mailbox().waker.take() {
             return;
@@ -409,8 +409,8 @@ impl Worker {
         }
     }
 
-    /// Has the guests get a turn that other threads want to get one. A guest that was handed to another worker gets it
-    /// there.
+    /// Makes the guests runnable for which other threads want a turn. A guest that was handed to another worker gets
+    /// its turn there.
     fn take_wanted(&mut self) {
         let mailboxes = self.mailboxes.clone();
         mailboxes[self.index].take_wanted(|guest| {

@@ -12,7 +12,7 @@ use crate::control::interface::{RemoveReply, ADD_GUEST, REMOVE_GUEST};
 use crate::os::socket::{remove_socket, Kind, Socket};
 use crate::spec::{GuestSpec, Spec};
 
-/// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
+/// Makes the sockets of a guest, with the rights of the caller, and adds the guest to the process.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
     add_to(&options.running.control, &options.guest, false)
 }
@@ -39,7 +39,7 @@ pub fn add_to(
     Ok(())
 }
 
-/// Has the process serve a guest no longer, and removes its sockets.
+/// Removes a guest from the process, and its sockets.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
     let RemoveOptions { running, drain, name } = options;
     if !remove_from(&running.control, name, *drain)? {
@@ -48,7 +48,7 @@ pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>>
     Ok(())
 }
 
-/// Has the process behind the control socket serve a guest no longer. Returns whether the guest is gone already.
+/// Removes a guest from the process behind the control socket. Returns whether the guest is gone already.
 pub fn remove_from(
     control: &Path,
     name: &str,

@@ -48,7 +48,7 @@ pub fn run(options: &CaptureOptions) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Has the answers end when a signal comes that ends the program.
+/// Ends the answers when a signal comes that ends the program.
 fn end_by_signal(answers: UnixStream) -> Result<(), std::io::Error> {
     let (mut read, write) = UnixStream::pair()?;
     for signal in [SIGINT, SIGTERM] {

@@ -42,7 +42,7 @@ fn text(report: Report) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Has the metrics of a report.
+/// The metrics of a report.
 #[derive(Debug)]
 struct Metrics(Report);
 
@@ -165,7 +165,7 @@ impl Metrics {
         measure(encoder, "guest_qps", "QPs that a guest has, of a type and in a state", qps)
     }
 
-    /// Has the counters of guests, of their network interfaces, and of uplinks, a family for each.
+    /// Encodes the counters of guests, of their network interfaces, and of uplinks, a family for each.
     fn counters(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let device: Vec<_> =
             self.of_guests().map(|(labels, guest)| (labels, &guest.counters)).collect();
@@ -193,7 +193,7 @@ fn help_of_uplink(name: &str) -> Option<&'static str> {
     UplinkCounter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
 }
 
-/// Has a family for each counter that at least one of some things has.
+/// Encodes a family for each counter that at least one of some objects has.
 fn families(
     encoder: &mut DescriptorEncoder<'_>,
     prefix: &str,
@@ -205,14 +205,14 @@ fn families(
         let values = things.iter().filter_map(|(labels, counters)| {
             counters.get(name).map(|value| (labels.clone(), *value))
         });
-        // A newer process may count what this program does not know.
+        // A newer process may have counters that this program does not know.
         let help = help(name).unwrap_or("A counter of a newer version").trim_end_matches('.');
         count(encoder, &format!("{prefix}_{name}"), help, None, values)?;
     }
     Ok(())
 }
 
-/// Has a family of counters.
+/// Encodes a family of counters.
 fn count<'a, V: EncodeCounterValue>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -229,7 +229,7 @@ fn count<'a, V: EncodeCounterValue>(
     Ok(())
 }
 
-/// Has a family of histograms of times.
+/// Encodes a family of histograms of times.
 fn time<'a>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -260,7 +260,7 @@ fn time<'a>(
     Ok(())
 }
 
-/// Has a family of gauges.
+/// Encodes a family of gauges.
 fn measure<'a>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,

@@ -16,7 +16,7 @@ use super::set::set;
 use crate::control::report::{GuestReport, Report};
 use crate::spec::{ConfigFile, GuestSpec, Origin, PolicyChange, Spec, SpecError};
 
-/// Has the process follow the file. If the file has a mistake, nothing changes.
+/// Makes the process follow the file. If the file has a mistake, nothing changes.
 pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
     let file = config::read(&options.config)?;
     let report = ask_summary(&options.running.control)?;
@@ -34,7 +34,7 @@ pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
 struct Plan {
     /// The names of the guests that leave.
     leave: Vec<String>,
-    /// What changes of policies, by the names of guests.
+    /// The changes of policies, by the names of guests.
     change: Vec<(String, PolicyChange)>,
     /// The guests that come.
     come: Vec<GuestSpec>,
@@ -75,8 +75,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Compares a guest that is there with what it is to be. Of its policy, only keys that have changed in the file change:
-    /// what it is may have been set since.
+    /// Compares a guest that is there with what it is to be. Of its policy, only keys that have changed in the file
+    /// change: what it is may have been set since.
     fn compare(&mut self, wanted: &GuestSpec, guest: &GuestReport) -> Result<(), SpecError> {
         let name = &wanted.name;
         if guest.leaving {

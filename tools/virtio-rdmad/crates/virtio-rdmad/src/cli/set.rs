@@ -10,7 +10,7 @@ use super::options::SetOptions;
 use crate::control::interface::SET_POLICY;
 use crate::spec::PolicyChange;
 
-/// Has the process change the policy of a guest.
+/// Changes the policy of a guest of the process.
 pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {
     Ok(set(&options.running.control, &options.name, &options.policy, false)?)
 }

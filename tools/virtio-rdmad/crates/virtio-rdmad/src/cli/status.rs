@@ -19,7 +19,7 @@ pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> 
     } else {
         call_with(&options.running.control, STATUS, None, &[])?
     };
-    // JSON is passed on as it came, with what a newer process may report besides.
+    // JSON is passed on as it came, because a newer process may report more than this program knows.
     let text = if options.json {
         serde_json::to_string_pretty(&answer)? + "\n"
     } else {

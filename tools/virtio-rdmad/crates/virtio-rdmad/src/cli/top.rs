@@ -12,7 +12,7 @@ use super::options::TopOptions;
 use crate::control::report::Report;
 use terminal::{Keys, Screen};
 
-/// What the process has reported, and when.
+/// A report of the process, and its time.
 struct Sample {
     report: Report,
     at: Instant,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A client of the control socket: what it has sent, and what it has yet to read.
+//! A client of the control socket, with the bytes that it has sent, and those that it has yet to read.
 //!
 //! Nothing here waits for a client. A client that sends half of a request, or does not read its answers, costs
 //! the memory of these at most.

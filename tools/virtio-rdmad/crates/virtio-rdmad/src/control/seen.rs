@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What clients that trace a guest are told of its messages.
+//! The reports of events of messages, of which clients that trace a guest are told.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -81,7 +81,7 @@ impl SeenReport {
         Self { time_nsec: nanoseconds(time), event: event.to_owned(), ..Self::default() }
     }
 
-    /// Makes the report of what was not told of.
+    /// Makes the report of events that the client was not told of.
     pub fn of_lost(count: u64) -> Self {
         Self { lost: Some(count), ..Self::at(SystemTime::now(), "lost") }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the process tells of its guests, workers and uplinks.
+//! A survey of the guests, the workers and the uplinks of the process.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What clients that watch are told of an event.
+//! The reports of events, of which clients that watch are told.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens to guests. Clients of the control socket that watch are told.
+//! Events of guests, of which clients of the control socket that watch are told.
 //!
-//! A queue holds what clients are yet to be told of. It has a bound, and nobody who puts something in waits.
+//! A queue holds the events that clients are yet to be told of. It has a bound, and a thread that adds an event does
+//! not wait.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 /// Most events that wait to be told. Others are counted.
 const MAX_WAITING: usize = 1024;
 
-/// What has happened to a guest.
+/// An event of a guest.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Its VMM has connected, and this worker serves it.
@@ -53,7 +54,7 @@ pub struct EventQueue<T> {
 pub struct Waiting<T> {
     /// When each has happened, to which guest, and what.
     pub events: VecDeque<(SystemTime, String, T)>,
-    /// How many events found no room.
+    /// The number of events that found no room.
     pub lost: u64,
 }
 
@@ -83,7 +84,7 @@ impl<T> EventQueue<T> {
         self.is_watched.store(is_watched, Ordering::Relaxed);
     }
 
-    /// Notes what has happened to a guest of this name. Any thread may call this; it does not wait.
+    /// Notes an event of the guest of this name. Any thread may call this; it does not wait.
     pub fn note(&self, guest: &str, event: T) {
         if !self.is_watched.load(Ordering::Relaxed) {
             return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guests of the process: who they are, who comes and who goes.
+//! The guests of the process, which come and go.
 //!
 //! A guest has an index while it is there, by which the threads name it. A guest without a VMM may leave, and another
 //! one gets its index then.
@@ -32,7 +32,7 @@ const DESCRIPTORS: u64 = 16;
 /// Descriptors that guests leave to the process itself: to workers, uplinks and clients of the control socket.
 const RESERVED: u64 = 512;
 
-/// How long a client that has added a guest waits for a service manager that does not read.
+/// The time for which a client that has added a guest waits for a service manager that does not read.
 const MANAGER_READS: Duration = Duration::from_secs(1);
 
 /// Why a guest cannot come.
@@ -52,9 +52,9 @@ pub enum AddError {
         "a guest needs {GUARANTEED} regions of memory, and the process can map {left} more of {total}"
     )]
     Memory {
-        /// How many are left.
+        /// The number of regions that are left.
         left: usize,
-        /// How many all guests together can have.
+        /// The number of regions that all guests together can have.
         total: usize,
     },
     /// The other guests may have all descriptors that the process can have.
@@ -74,9 +74,9 @@ pub enum AddError {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("the guest may need {needed} descriptors, and the process can have {left} more")]
 pub struct TooFewDescriptors {
-    /// How many the guest may need.
+    /// The number of descriptors that the guest may need.
     pub needed: u64,
-    /// How many no guest has yet.
+    /// The number of descriptors that no guest has yet.
     pub left: u64,
 }
 
@@ -118,7 +118,7 @@ pub struct Guests {
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
     changes: OwnedFd,
     keeper: Option<Keeper>,
-    /// How many descriptors all guests may have, those of their memory among them.
+    /// The number of descriptors that all guests may have, those of their memory among them.
     descriptors: u64,
     /// The regions of memory that all guests may have.
     regions: Arc<Pool>,
@@ -135,19 +135,19 @@ struct Keeper {
 
 /// A guest that comes.
 pub struct Arriving {
-    /// What it is to be.
+    /// The specification of the guest.
     pub spec: GuestSpec,
-    /// Where its VMM connects.
+    /// The socket to which the VMM connects.
     pub socket: Socket,
     /// Its network interface, which its switch does not have yet.
     pub nic: Option<Nic>,
-    /// Where its VMM connects to a network interface, if it has one.
+    /// The socket to which the VMM connects for a network interface, if the guest has one.
     pub nic_socket: Option<Arc<Socket>>,
     /// The share that it has of the regions of memory that the process can map.
     pub memory: Share,
-    /// What an earlier process has left of it.
+    /// The state that an earlier process has left of the guest.
     pub kept: Option<Kept>,
-    /// Who has named it.
+    /// The origin that has named the guest.
     pub origin: Origin,
 }
 
@@ -173,7 +173,8 @@ impl Arriving {
 }
 
 impl Guests {
-    /// Makes a process without guests, whose workers serve those that come. These networks stay, and have these switches.
+    /// Makes a process without guests, whose workers serve those that come. These networks stay, and have these
+    /// switches.
     pub fn new(
         fixed: HashMap<String, Arc<Fabric>>,
         switches: HashMap<String, Arc<Switch>>,
@@ -205,13 +206,13 @@ impl Guests {
         self.withheld = features;
     }
 
-    /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
+    /// Makes the service manager keep the guests that come, for a later process. Numbers below `next` are in use.
     pub fn keep(&mut self, manager: Arc<Manager>, next: u64) {
         self.keeper = Some(Keeper { manager, next: next.into() });
     }
 
-    /// Waits until the service manager has been told of all guests that are to be kept, but not long. Returns whether it
-    /// has.
+    /// Waits until the service manager has been told of all guests that are to be kept, but not long. Returns whether
+    /// it has.
     pub fn are_kept(&self) -> bool {
         self.keeper.as_ref().is_none_or(|keeper| keeper.manager.flush(MANAGER_READS))
     }
@@ -240,8 +241,8 @@ impl Guests {
     }
 
     /// Adds a guest while the process runs, or one that was added to an earlier process, which has left this of it. Its
-    /// VMM connects to this socket, and to the other one for a network interface (`nic=`). A guest of an earlier process
-    /// is not refused because the process has too many regions of memory or descriptors.
+    /// VMM connects to this socket, and to the other one for a network interface (`nic=`). A guest of an earlier
+    /// process is not refused because the process has too many regions of memory or descriptors.
     pub fn add_one_more(
         &self,
         spec: GuestSpec,
@@ -390,7 +391,7 @@ impl Guests {
         }
     }
 
-    /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
+    /// Returns the state of a guest that is kept for a later process: that of an earlier process, or a new one.
     fn kept(&self, arriving: &mut Arriving) -> Option<Kept> {
         let Keeper { manager, next } = self.keeper.as_ref()?;
         if let Some(mut kept) = arriving.kept.take() {
@@ -450,8 +451,8 @@ impl Guests {
         Ok(guest)
     }
 
-    /// Changes what the guest of this name may do, while it runs; with `in_file` because its configuration file says so.
-    /// Returns what it is now.
+    /// Changes the policy of the guest of this name, while it runs; with `in_file` because its configuration file says
+    /// so. Returns the specification now.
     pub fn set_policy(
         &self,
         name: &str,
@@ -482,8 +483,8 @@ impl Guests {
         self.disconnect(gone.iter());
     }
 
-    /// Accepts the VMM of the guest with this index, if one waits, and gives the guest to the worker that has the fewest
-    /// guests. A VMM that comes while the guest has another one is disconnected. The main thread calls this.
+    /// Accepts the VMM of the guest with this index, if one waits, and gives the guest to the worker that has the
+    /// fewest guests. A VMM that comes while the guest has another one is disconnected. The main thread calls this.
     pub fn accept(&self, index: u32) -> Result<(), Error> {
         // A guest does not leave meanwhile.
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -516,7 +517,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Has the main thread look at the guests. Any thread may call this.
+    /// Makes the main thread look at the guests. Any thread may call this.
     pub fn note_change(&self) {
         // If the counter is full, the main thread has not seen an earlier event yet, and will look.
         let _ = rustix::io::write(&self.changes, &1_u64.to_ne_bytes());
@@ -543,7 +544,8 @@ fn refuse_another(guest: &Guest) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns how many descriptors a guest may need besides those of its memory: two for each of its queues, and some more.
+/// Returns how many descriptors a guest may need besides those of its memory: two for each of its queues, and some
+/// more.
 fn descriptors_of(spec: &GuestSpec) -> u64 {
     let queues: u64 = spec.limits().queue_count(spec.rings).into();
     2 * queues + DESCRIPTORS

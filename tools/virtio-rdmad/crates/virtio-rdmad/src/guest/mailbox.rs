@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What other threads have of a worker, and what they have for it.
+//! The mailbox of a worker, by which other threads reach it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,37 +11,37 @@ use super::times::Times;
 use crate::handover::Connected;
 use crate::spec::MAX_GUESTS;
 
-/// What a worker is to do with a guest that it serves, which is named by its index.
+/// An order for a worker, about a guest that it serves, which is named by its index.
 #[derive(Debug)]
 pub enum Order {
     /// Hand the guest to the worker with this index.
     SendAway(u32, usize),
 }
 
-/// What other threads have for a worker.
+/// The inbox of a worker.
 #[derive(Default)]
 pub struct Inbox {
     /// The guests that it is to serve, by their index, and their VMMs, which have connected. The link of such a guest
     /// names the worker already.
     pub connected: Vec<(u32, Connected)>,
-    /// What it is to do with its guests.
+    /// The orders about its guests.
     pub orders: Vec<Order>,
 }
 
 /// The part of a worker that other threads may use, all of it at any time. Guests are named by their
 /// index.
 pub struct Mailbox {
-    /// Wakes the worker, which takes what is here for it then.
+    /// Wakes the worker, which then takes the contents of its inbox.
     pub waker: Waker,
-    /// What the worker does with its time.
+    /// The use that the worker makes of its time.
     pub times: Times,
     stop: AtomicBool,
     /// The guests that other threads want to get a turn, a bit each.
     wanted: [AtomicU64; MAX_GUESTS.div_ceil(64)],
-    /// How many words of these may have a bit.
+    /// The number of words of `wanted` that may have a bit.
     covered: AtomicUsize,
     inbox: Mutex<Inbox>,
-    /// How many guests the worker serves, or is about to.
+    /// The number of guests that the worker serves, or is about to serve.
     guests: AtomicUsize,
     /// Whether the worker takes nothing into its inbox any more. It is written while that is locked.
     is_retired: AtomicBool,
@@ -129,7 +129,7 @@ impl Mailbox {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Takes what is in the inbox.
+    /// Takes the contents of the inbox.
     pub fn take_inbox(&self) -> Inbox {
         std::mem::take(&mut *self.inbox())
     }
@@ -154,7 +154,7 @@ impl Mailbox {
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Keeps guests away from now on, because the worker ends. Returns what is in the inbox.
+    /// Keeps guests away from now on, because the worker ends. Returns the contents of the inbox.
     pub fn retire(&self) -> Inbox {
         let mut inbox = self.inbox();
         self.is_retired.store(true, Ordering::SeqCst);

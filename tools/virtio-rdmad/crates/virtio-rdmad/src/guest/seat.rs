@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The one place that a guest has for a VMM, as the main thread sees it.
 //!
-//! A worker serves the VMM that has it. The main thread looks here when another VMM connects: the one that has the place
-//! may have ended, which its worker has not noticed yet, or whose device is still being reset. Then the other one waits
-//! for the place.
+//! A worker serves the VMM that has it. The main thread looks here when another VMM connects: the one that has the
+//! place may have ended, which its worker has not noticed yet, or whose device is still being reset. Then the other one
+//! waits for the place.
 
 use std::io::Error;
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ pub struct Seat {
     is_awaited: AtomicBool,
     /// Whether a VMM was refused since it was taken.
     has_refused: AtomicBool,
-    /// How many VMMs were refused.
+    /// The number of VMMs that were refused.
     refused: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Seat {
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Has whoever connects now wait if the VMM that has the place has ended. Returns whether it has.
+    /// Makes the next VMM that connects wait if the VMM that has the place has ended. Returns whether that is so.
     pub fn awaits(&self) -> bool {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let has_ended = taken.as_ref().is_none_or(is_closed);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counts what a worker does with its time.
+//! Counts the time of a worker by its use.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::histogram::{self, Histogram};
 
-/// What time is spent on.
+/// A use of time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Doing {
     /// Turns that had work.
@@ -44,15 +44,15 @@ pub struct Reading {
     pub wait: Duration,
     /// All other time since the worker was made.
     pub sleep: Duration,
-    /// How many rounds over all guests it has made.
+    /// The number of rounds over all guests.
     pub rounds: u64,
-    /// How many times it has gone to sleep.
+    /// The number of times that the worker went to sleep.
     pub sleeps: u64,
     /// Whether it sleeps now.
     pub asleep: bool,
-    /// How long rounds with work took.
+    /// The times of rounds with work.
     pub worked_rounds: histogram::Reading,
-    /// How long turns of guests with work took.
+    /// The times of turns of guests with work.
     pub turns: histogram::Reading,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens to the messages of guests that clients of the control socket trace, and the frames that they capture.
+//! The messages of guests that clients of the control socket trace, and the frames that they capture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::guests::Guests;
 /// Most things that were seen and wait to be told. Others are counted. A frame has 4 KiB at most, and some headers.
 const MAX_SEEN: usize = 1 << 13;
 
-/// What a client traces.
+/// The QPs that a client traces.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Traced {
     /// The name of the guest.
@@ -25,7 +25,7 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Returns whether the client is told of what was seen in a guest.
+    /// Returns whether the client is told of an event that was seen in a guest.
     pub fn covers(&self, guest: &str, seen: &Seen) -> bool {
         let is_frame = matches!(seen.what, Observation::Frame { .. });
         self.guest == guest
@@ -58,7 +58,7 @@ impl Qpns {
     }
 }
 
-/// What clients want of a guest.
+/// The QPs of a guest that clients trace.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 struct Wanted {
     /// The QPs that are traced.
@@ -84,7 +84,7 @@ impl Observer for GuestObserver {
     }
 
     fn observe(&self, seen: Seen) {
-        // Nobody waits for the rest of what happens to a QP whose frames are captured.
+        // Where only frames of a QP are captured, no client waits for its other events.
         if matches!(seen.what, Observation::Frame { .. }) || self.wanted.traced.has(seen.qpn) {
             self.seen.note(&self.name, seen);
         }
@@ -94,21 +94,21 @@ impl Observer for GuestObserver {
 /// The observers of the guests that are traced.
 pub struct Traces {
     guests: Arc<Guests>,
-    /// What was seen.
+    /// The events that were seen, and that clients are yet to be told of.
     pub seen: Arc<EventQueue<Seen>>,
-    /// The guests that have observers, and what is wanted of them.
+    /// The guests that have observers, and their QPs that are observed.
     observed: BTreeMap<String, Wanted>,
 }
 
 impl Traces {
-    /// Makes a place for what is seen. No guest is observed yet.
+    /// Makes the observers, of which no guest has one yet.
     pub fn new(guests: Arc<Guests>) -> Result<Self, Errno> {
         let seen = Arc::new(EventQueue::with_room(MAX_SEEN)?);
         seen.set_watched(true);
         Ok(Self { guests, seen, observed: BTreeMap::new() })
     }
 
-    /// Has what these clients trace observed, and nothing else.
+    /// Observes the QPs that these clients trace, and no others.
     pub fn follow(&mut self, traced: &[Traced]) {
         let wanted = gather(traced);
         if wanted == self.observed {
@@ -130,7 +130,7 @@ impl Traces {
     }
 }
 
-/// Returns what clients want of each guest.
+/// Returns the QPs of each guest that clients trace.
 fn gather(traced: &[Traced]) -> BTreeMap<String, Wanted> {
     let mut all: BTreeMap<String, Wanted> = BTreeMap::new();
     for Traced { guest, qpn, snaplen } in traced {

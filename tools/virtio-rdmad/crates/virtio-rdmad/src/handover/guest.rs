@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is kept of one guest.
+//! The state of one guest that is kept for a later process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
 use crate::spec::{GuestSpec, Origin, SpecError};
 
-/// The beginning of the names of what is kept. A number follows.
+/// The beginning of the name under which a guest is kept. A number follows.
 const NAME: &str = "guest-";
 
 /// The record of a guest's journal. The descriptors of the set are: the journal, the listeners if there are any, with a
@@ -33,34 +33,35 @@ struct Record {
     spec: String,
     /// The guest as its origin named it, likewise. Its policy may have been changed since.
     named: String,
-    /// Who has named it.
+    /// The origin that has named the guest.
     origin: Origin,
     /// Whether it leaves when its VMM does.
     leaves: bool,
     /// Whether the socket that its VMM connects to is kept, and behind it that of its network interface if the spec has
     /// `nic=`.
     has_listener: bool,
-    /// What the VMM that is connected has said.
+    /// The state of the connection, if a VMM is connected.
     connection: Option<Vec<u8>>,
-    /// When the device stopped whose image the last process has left, which is the last descriptor of the set, as a time
-    /// of [`now`].
+    /// When the device stopped whose image the last process has left, which is the last descriptor of the set, as a
+    /// time of [`now`].
     left: Option<u64>,
-    /// What earlier versions kept here: a message of the VMM, and how many processes had ended while it waited.
+    /// A field of earlier versions: a message of the VMM, and the number of processes that had ended while it waited.
     message: Option<(Vec<u8>, u8)>,
 }
 
-/// What follows the record. A later version may append fields.
+/// The fields behind the record. A later version may append fields.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 struct More {
-    /// How many descriptors the state of the connection has.
+    /// The number of descriptors of the connection's state.
     of_state: u32,
-    /// How many processes have aborted while they served the guest, with less than [`FORGIVEN`] between two.
+    /// The number of processes that have aborted while they served the guest, with less than [`FORGIVEN`] between two.
     aborts: u8,
     /// When the last of them was noticed, as a time of [`now`].
     last_abort: u64,
 }
 
-/// How many processes may abort while they serve one guest. Then its VMM is disconnected, so that the other guests go on.
+/// The most processes that may abort while they serve one guest. Then its VMM is disconnected, so that the other guests
+/// go on.
 const MOST_ABORTS: u8 = 3;
 
 /// After this time in nanoseconds without another abort, those before do not count any more.
@@ -77,14 +78,14 @@ const LOADS: u64 = 1 << 62;
 pub struct Connected {
     /// The connection.
     pub stream: UnixStream,
-    /// What another process knows of it.
+    /// The state of the connection, if another process has served it.
     pub said: Option<Said>,
 }
 
-/// What another process knew of a VMM.
+/// The state of a connection that another process has served.
 #[derive(Debug)]
 pub struct Said {
-    /// What the VMM has said so far.
+    /// Everything that the VMM has said so far.
     pub state: ConnectionState,
     /// The image of the device, if that process has ended in order.
     pub image: Option<Vec<u8>>,
@@ -113,7 +114,7 @@ enum KeepError {
     Spec(#[from] SpecError),
 }
 
-/// What is kept of a guest for as long as it is there.
+/// The state of a guest that is kept for as long as the guest is there.
 pub struct Kept {
     manager: Arc<Manager>,
     /// The name by which the service manager keeps it.
@@ -224,7 +225,7 @@ impl Kept {
         }
     }
 
-    /// Returns what a thread that works for the guest writes on the board.
+    /// Returns the word that a thread writes on the board while it works for the guest.
     pub fn subject(&self) -> u64 {
         self.number() + 1
     }
@@ -261,7 +262,7 @@ impl Kept {
         true
     }
 
-    /// Keeps what the VMM that is connected has said.
+    /// Keeps the state of the connection of the VMM.
     pub fn keep(&mut self, state: &ConnectionState, change: Change) {
         self.record.connection = Some(state.bytes.clone());
         // The set has the image as well until it is another one.
@@ -273,8 +274,8 @@ impl Kept {
         }
     }
 
-    /// Keeps the last that this process knows: what the VMM has said, and the image of the device, which stopped at this
-    /// time of [`now`].
+    /// Keeps the last state that this process knows: that of the connection, and the image of the device, which stopped
+    /// at this time of [`now`].
     pub fn leave(&mut self, state: &ConnectionState, image: &[u8], stopped: u64) {
         self.record.connection = Some(state.bytes.clone());
         self.record.left = Some(stopped);
@@ -298,14 +299,14 @@ impl Kept {
         postcard::to_extend(&self.more, record)
     }
 
-    /// Ends this, because the guest is removed. The record says so at once, because the service manager may not have read
-    /// the message when this process is killed.
+    /// Ends this, because the guest is removed. The record says so at once, because the service manager may not have
+    /// read the message when this process is killed.
     pub fn end(&mut self) {
         self.set_leaves();
         self.ender()();
     }
 
-    /// Returns what does the same, also when this has another owner or is gone.
+    /// Returns a function that does the same, also when this value has another owner or is gone.
     pub fn ender(&self) -> impl Fn() {
         let (manager, name) = (self.manager.clone(), self.name.clone());
         move || manager.forget(&name)
@@ -416,8 +417,8 @@ fn board(manager: &Manager, kept: Option<Vec<OwnedFd>>) -> Option<Board> {
     make().inspect_err(failed).ok()
 }
 
-/// Why a process cannot go on with what another one has left. It must not serve then: each guest that it does not know of
-/// would lose its device.
+/// Why a process cannot go on with what another one has left. It must not serve then: each guest that it does not know
+/// of would lose its device.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// The service manager does not hand over what it has kept.
@@ -451,8 +452,8 @@ pub struct Inherited {
 
 impl Inherited {
     /// Takes what another process has left to this one, and changes nothing of it. What cannot be read is an error, and
-    /// stays where it is for a process that can read it; with `forget` it is logged, and the service manager forgets it.
-    /// Call this once.
+    /// stays where it is for a process that can read it; with `forget` it is logged, and the service manager forgets
+    /// it. Call this once.
     pub fn take(manager: &Arc<Manager>, forget: bool) -> Result<Self, Unreadable> {
         let mut guests = Vec::new();
         let mut kept = kept_descriptors().map_err(Unreadable::Store)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who may connect to the sockets of a guest: the owner and the permissions of their files.
+//! The right to connect to the sockets of a guest: the owner and the permissions of their files.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -35,8 +35,8 @@ impl Access {
         match self.mode {
             None => bind(socket, &address)?,
             Some(mode) => {
-                // The file of a socket gets the permissions of the socket without the bits of the umask (unix_bind_bsd()
-                // of the kernel).
+                // The file of a socket gets the permissions of the socket without the bits of the umask
+                // (unix_bind_bsd() of the kernel).
                 fchmod(socket, Mode::from_raw_mode(mode))?;
                 let before = umask(Mode::empty());
                 let bound = bind(socket, &address);

@@ -7,8 +7,8 @@
 //! them wants them.
 //!
 //! Whoever reads the log may stall: a journal whose disk is full, a terminal that is stopped. No thread that serves
-//! guests waits for that. Lines go through a queue, from which one thread writes them; what finds the queue full is lost
-//! and counted.
+//! guests waits for that. Lines go through a queue, from which one thread writes them; what finds the queue full is
+//! lost and counted.
 
 use std::collections::HashMap;
 use std::io::{Error, Write};
@@ -38,7 +38,7 @@ const WAITING: usize = 4096;
 /// How long the process waits in the end for what is to be written.
 const END: Duration = Duration::from_secs(1);
 
-/// How many lines were left out.
+/// The number of lines that were left out.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
 /// Where lines wait to be written, once there is a thread that writes them.
@@ -50,7 +50,7 @@ pub fn left_out() -> u64 {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// What waits to be written.
+/// An entry that waits to be written.
 enum Waiting {
     Line(Vec<u8>),
     /// Tell this that everything before it is written.
@@ -60,7 +60,7 @@ enum Waiting {
 /// A queue of lines, which keeps nobody waiting.
 struct Queue {
     sender: SyncSender<Waiting>,
-    /// How many lines were lost and not told of.
+    /// The number of lines that were lost and not told of.
     lost: AtomicU64,
 }
 
@@ -171,7 +171,7 @@ impl Shares {
     }
 }
 
-/// How many lines a guest may still have, as of `since`.
+/// The number of lines that a guest may still have, as of `since`.
 #[derive(Debug)]
 struct Share {
     lines: u32,

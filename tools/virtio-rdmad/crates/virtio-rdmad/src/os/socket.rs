@@ -20,13 +20,13 @@ use rustix::net::{
 
 use super::access::Access;
 
-/// How many connections may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
 
 /// How long another process may lock the directory of a socket. It does so for some system calls.
 const LOCKED: Duration = Duration::from_secs(5);
 
-/// How a socket gives what comes.
+/// The form in which a socket gives the bytes that come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// As a stream of bytes.
@@ -119,7 +119,7 @@ impl Socket {
         Self::passed(socket, Kind::Stream)
     }
 
-    /// Has the file stay when this is dropped.
+    /// Keeps the file when this is dropped.
     pub fn keep_file(&mut self) {
         self.name = None;
     }
@@ -160,8 +160,8 @@ impl Drop for Socket {
     }
 }
 
-/// Makes a socket that listens. The standard library has a type for streams alone, which does with any socket what it is
-/// used for here.
+/// Makes a socket that listens. The standard library has a type for streams alone, which does with any socket what it
+/// is used for here.
 fn listen_at(path: &Path, kind: Kind, access: &Access) -> Result<UnixListener, Error> {
     let kind = match kind {
         Kind::Stream => SocketType::STREAM,

@@ -53,7 +53,7 @@ impl PolicyChange {
         Ok(Self(changes))
     }
 
-    /// Returns what makes the policy of one guest that of another.
+    /// Returns the change that makes the policy of one guest that of another.
     pub fn between(old: &GuestSpec, new: &GuestSpec) -> Self {
         let (old, new) = (old.to_map(), new.to_map());
         let differs = |key: &&&str| old.get(**key) != new.get(**key);
@@ -71,7 +71,7 @@ impl PolicyChange {
         self.0.clone().into()
     }
 
-    /// Returns what a guest is once the change is made.
+    /// Returns the specification of a guest once the change is made.
     ///
     /// # Errors
     ///

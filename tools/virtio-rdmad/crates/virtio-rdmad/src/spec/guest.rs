@@ -17,7 +17,7 @@ use crate::os::access::Access;
 /// Most guests of a process.
 pub const MAX_GUESTS: usize = 1024;
 
-/// Who has named a guest.
+/// The origin of a guest, which has named it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub enum Origin {
     /// The command line.
@@ -100,7 +100,7 @@ pub struct GuestSpec {
     pub network: String,
     /// The path of the socket of its network interface, which has the MAC address above.
     pub nic: Option<PathBuf>,
-    /// Who owns these sockets.
+    /// The owner of these sockets.
     owner: Option<Owner>,
     /// The permissions of these sockets.
     mode: Option<Mode>,

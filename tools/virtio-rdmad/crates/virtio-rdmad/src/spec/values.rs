@@ -127,7 +127,7 @@ impl Unit for Bytes {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prefix {
     address: IpAddr,
-    /// How many bits count.
+    /// The number of bits that count.
     bits: u32,
 }
 

@@ -46,7 +46,7 @@ impl GuestBackend {
         self.started
     }
 
-    /// Has the poller watch the kick of a queue, if that is a descriptor.
+    /// Adds the kick of a queue to the poller, if the kick is a descriptor.
     fn watch(&mut self, queue: u16, kick: Option<Arc<OwnedFd>>) -> Result<(), String> {
         let Some(kick) = kick else { return Ok(()) };
         let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest.index, queue));
@@ -56,20 +56,20 @@ impl GuestBackend {
         Ok(())
     }
 
-    /// Has no poller watch the kicks any more.
+    /// Removes all kicks from the poller, for good.
     fn forget_kicks(&mut self) {
         self.detach();
         self.kicks.clear();
     }
 
-    /// Has no poller watch the kicks until [`Self::attach`].
+    /// Removes all kicks from the poller until [`Self::attach`].
     pub fn detach(&self) {
         for (_, kick) in &self.kicks {
             self.poller.remove(kick);
         }
     }
 
-    /// Has this poller watch the kicks. It tells of those that came meanwhile as well.
+    /// Adds all kicks to this poller, which also reports those that came meanwhile.
     pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), String> {
         self.poller = poller.clone();
         let kicks = std::mem::take(&mut self.kicks);

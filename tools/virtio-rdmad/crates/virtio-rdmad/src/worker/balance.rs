@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which guests go to which worker, so that all workers have about as much to do.
 //!
-//! A guest gets the worker with the fewest guests when its VMM connects. That is uneven after other guests have gone, and
-//! says nothing of what guests do. So the main thread looks once in a [`PERIOD`] while a worker has more than one guest,
-//! and moves a guest, or exchanges two:
+//! A guest gets the worker with the fewest guests when its VMM connects. That is uneven after other guests have gone,
+//! and says nothing of what guests do. So the main thread looks once in a [`PERIOD`] while a worker has more than one
+//! guest, and moves a guest, or exchanges two:
 //!
 //! * If a worker has at least two guests more than another one, the first worker gives the other one a guest.
 //! * Otherwise, if the worker with the highest load and the one with the lowest can share their loads in a better way,
 //!   the first one gives the other one a guest. It gets an idle one back if it would have fewer guests otherwise. The
 //!   higher load of the two has to become lower by [`GAIN`].
 //!
-//! The load of a guest is the part of a processor that its turns with work take, as a mean over the last few seconds. The
-//! second rule leaves a guest alone that was moved in the last [`REST`] looks. So no guest goes back and forth: each
-//! move by the first rule makes the numbers of guests more even, each move by the second one makes the highest load lower,
-//! and a load that changes all the time moves a guest once in ten seconds at most.
+//! The load of a guest is the part of a processor that its turns with work take, as a mean over the last few seconds.
+//! The second rule leaves a guest alone that was moved in the last [`REST`] looks. So no guest goes back and forth:
+//! each move by the first rule makes the numbers of guests more even, each move by the second one makes the highest
+//! load lower, and a load that changes all the time moves a guest once in ten seconds at most.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -35,13 +35,13 @@ const GAIN: u32 = PROCESSOR / 5;
 /// The weight of the newest load in the mean is 1 in this many.
 const WEIGHT: u32 = 4;
 
-/// How many looks a guest that was moved stays where it is.
+/// The number of looks for which a guest that was moved stays where it is.
 const REST: u32 = 10;
 
-/// What was seen of a guest at the last look.
+/// The state of a guest at the last look.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// How long its turns with work had taken.
+    /// The time that its turns with work had taken.
     work: Duration,
     /// Its mean load.
     load: u32,
@@ -61,17 +61,17 @@ struct Placed {
     rests: bool,
 }
 
-/// Evens out what workers have to do. The main thread has it.
+/// Evens out the load of workers. The main thread has it.
 pub struct Balance {
     workers: Arc<[Mailbox]>,
-    /// When it last looked, if there was a guest to move.
+    /// The time of the last look, if there was a guest to move.
     looked: Option<Instant>,
-    /// What it saw then, by the index of the guest.
+    /// The guests at the last look, by index.
     seen: HashMap<u32, Seen>,
 }
 
 impl Balance {
-    /// Makes what evens out what these workers have to do.
+    /// Makes a balance of these workers.
     pub fn new(workers: Arc<[Mailbox]>) -> Self {
         Self { workers, looked: None, seen: HashMap::new() }
     }

@@ -24,7 +24,7 @@ pub enum Ended {
     /// The VMM went away, or did what the transport cannot go on after.
     #[error(transparent)]
     Transport(#[from] virtio_transport::Error),
-    /// What the VMM has said to another process is of no use.
+    /// The state of the connection that another process has left is of no use.
     #[error(transparent)]
     Resume(#[from] ResumeError),
     /// A queue cannot go on.
@@ -100,14 +100,14 @@ fn resume(
     Ok((server, backend))
 }
 
-/// Makes the device of a guest what it was. Returns whether it is.
+/// Loads the image of the device of a guest. Returns whether that succeeded.
 fn load(guest: &Guest, server: &Server<dyn Protocol>, image: &[u8]) -> bool {
     let queues = server.queues().into_iter().map(|queue| (queue.index, queue.layout, queue.signal));
     let loaded = guest.device.load(image, server.memory(), queues);
     loaded.inspect_err(|error| tracing::error!(%error, "the device cannot go on")).is_ok()
 }
 
-/// How much of a guest's work is one turn, in the unit of [`engine::Device::run`].
+/// The work of one turn of a guest, in the unit of [`engine::Device::run`].
 ///
 /// Messages have very different lengths, and what is fair between guests is time. So a turn with work
 /// that took longer than [`Budget::TURN`] halves the budget of the next, and one that took less than
@@ -139,9 +139,9 @@ impl Budget {
 /// Whether a guest gets turns.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
-    /// It gets one in each round.
+    /// The guest gets a turn in each round.
     Runnable,
-    /// It gets one after a kick or a message, when another thread wants it to, or at this time.
+    /// The guest gets a turn after a kick or a message, when another thread wants it to, or at this time.
     Armed(Option<Instant>),
 }
 
@@ -149,15 +149,15 @@ pub enum State {
 pub struct Connection {
     /// The guest.
     pub guest: Arc<Guest>,
-    /// What a worker that serves the guest says on the board.
+    /// The word that a worker that serves the guest writes on the board.
     pub subject: u64,
     /// Whether the guest gets turns.
     pub state: State,
     /// Names the guest in the log.
     pub span: Span,
-    /// How much work a turn is.
+    /// The work of one turn.
     budget: Budget,
-    /// How long the worker polls the guest while it has no work.
+    /// The time for which the worker polls the guest while it has no work.
     spin: Spin,
     /// Whether the last turn had work.
     busy: bool,
@@ -170,7 +170,7 @@ pub struct Connection {
     needs_reset: bool,
     /// Losses of memory of all guests when this one's memory was last checked.
     losses: u64,
-    /// What the engine waits for.
+    /// The result of the last run of the device.
     next: Next,
     /// Why the connection has ended, while the reset that follows is under way.
     ended: Option<Ended>,
@@ -223,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// Keeps from now on what the VMM says, in the place of what another process has left of the guest.
+    /// Keeps the state of the connection from now on, in the place of the state that another process has left.
     pub fn keep(&mut self) {
         let is_kept = self.guest.kept().is_some_and(|mut kept| kept.connect(self.server.as_fd()));
         if is_kept {
@@ -231,14 +231,14 @@ impl Connection {
         }
     }
 
-    /// Has no poller watch the descriptors of the guest, because another worker is to serve it.
+    /// Removes the descriptors of the guest from the poller, because another worker is to serve the guest.
     pub fn detach(&self) {
         self.poller.remove(self.server.as_fd());
         self.backend.detach();
     }
 
-    /// Goes on after [`Self::detach`], on the worker that has this poller. The guest gets a turn, which finds what has
-    /// come meanwhile.
+    /// Goes on after [`Self::detach`], on the worker that has this poller. The guest gets a turn, which finds the
+    /// messages and kicks that have come meanwhile.
     pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), Ended> {
         self.poller = poller.clone();
         self.state = State::Runnable;
@@ -256,8 +256,8 @@ impl Connection {
         self.state = State::Runnable;
     }
 
-    /// Does a bounded part of what there is to do, and returns whether that was anything. An error
-    /// comes when the connection has ended and the reset of the guest's device is done.
+    /// Does a bounded part of the work of the guest, and returns whether there was any. An error comes when the
+    /// connection has ended and the reset of the guest's device is done.
     pub fn turn(&mut self) -> Result<bool, Ended> {
         if self.ended.is_none() {
             match self.serve() {
@@ -278,8 +278,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// Does what is left of what the VMM wants that this process has read, because another process is to go on with the
-    /// guest. Returns what the VMM has said so far.
+    /// Handles the messages of the VMM that this process has read and not yet handled, because another process is to go
+    /// on with the guest. Returns the state of the connection.
     pub fn finish(&mut self) -> Result<ConnectionState, Ended> {
         if let Some(ended) = self.ended.take() {
             return Err(ended);
@@ -339,8 +339,8 @@ impl Connection {
         let span = self.span.clone();
         let _span = span.enter();
         self.server.needs_reset();
-        // What is lost behind the first loss was in use until the reset has come to its end. To begin that once more would
-        // end it at once, however long that takes.
+        // What is lost behind the first loss was in use until the reset has come to its end. To begin that once more
+        // would end it at once, however long that takes.
         if self.backend.is_started() {
             report_loss(first, lost.len());
             self.backend.reset();
@@ -375,7 +375,7 @@ impl Connection {
     }
 }
 
-/// Keeps what the VMM of a guest says that is connected.
+/// Keeps the state of the connection of a guest.
 struct ConnectionJournal {
     guest: Arc<Guest>,
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The threads of the workers: how they begin together, and how they end together.
 //!
-//! Guests that another process has served are loaded by all workers at the same time, and saved so, because nobody serves
-//! the guests meanwhile. All workers have loaded their guests before any of them runs, and all of them have stopped before
-//! any of them saves.
+//! Guests that another process has served are loaded by all workers at the same time, and saved so, because nobody
+//! serves the guests meanwhile. All workers have loaded their guests before any of them runs, and all of them have
+//! stopped before any of them saves.
 
 use std::io::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,11 +25,11 @@ struct Steps {
 
 #[derive(Default)]
 struct Taken {
-    /// How many threads there are.
+    /// The number of threads.
     members: usize,
-    /// How many of them wait for the next step.
+    /// The number of threads that wait for the next step.
     waiting: usize,
-    /// How many steps were taken.
+    /// The number of steps that were taken.
     steps: u64,
 }
 
@@ -74,7 +74,7 @@ impl Drop for Member {
     }
 }
 
-/// What the main thread has decided, for all threads.
+/// The decision of the main thread, for all threads.
 #[derive(Default)]
 struct Decision {
     /// Whether the guests are loaded. If not, the process does not start.
@@ -103,8 +103,8 @@ pub struct NotPrepared {
 }
 
 impl Crew {
-    /// Starts a thread for each worker, which calls `prepare` with the worker's index. All of them are prepared when this
-    /// returns, and none of them has begun to load its guests.
+    /// Starts a thread for each worker, which calls `prepare` with the worker's index. All of them are prepared when
+    /// this returns, and none of them has begun to load its guests.
     pub fn start(
         workers: Vec<Assigned>,
         prepare: impl Fn(usize) -> Result<(), String> + Clone + Send + 'static,
@@ -136,8 +136,8 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Has the workers load their guests, and waits until they have done so. Nothing of what another process has left is
-    /// changed. Returns what cannot be read.
+    /// Makes the workers load their guests, and waits until they have done so. The state that another process has left
+    /// does not change. Returns the guests that cannot be read.
     pub fn load(&self) -> Vec<Unreadable> {
         self.decision.loads.store(true, Ordering::SeqCst);
         self.member.step();
@@ -145,13 +145,14 @@ impl Crew {
         self.unreadable.try_iter().collect()
     }
 
-    /// Has the workers serve their guests. What another process has left is this process's from now on.
+    /// Makes the workers serve their guests. The state that another process has left is this process's from now on.
     pub fn serve(&self) {
         self.decision.serves.store(true, Ordering::SeqCst);
         self.member.step();
     }
 
-    /// Waits until the workers have ended, which were told to. With `leaves` they leave their guests to another process.
+    /// Waits until the workers have ended, which were told to. With `leaves` they leave their guests to another
+    /// process.
     pub fn end(self, leaves: bool) {
         self.decision.leaves.store(leaves, Ordering::SeqCst);
         let Self { threads, member, .. } = self;
@@ -164,7 +165,7 @@ impl Crew {
     }
 }
 
-/// Does what the thread of a worker does.
+/// Runs the thread of a worker.
 fn serve(
     mut worker: Worker,
     resumed: Vec<Resumed>,

@@ -16,10 +16,10 @@ use super::spin::Spin;
 
 /// Turns in a row that leave something behind, after which the worker gives the intake back.
 const MOST_PARTS: u32 = 8;
-/// How long the worker then leaves it to the thread of the switch.
+/// The time for which the worker then leaves the intake to the thread of the switch.
 const RELIEF: Duration = Duration::from_millis(10);
 
-/// Who takes in what comes over an uplink, for one worker.
+/// The thread that takes in the frames of an uplink, as one worker sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
     /// Somebody else. The worker takes it over from this time on, if it may.
@@ -33,10 +33,10 @@ enum State {
 /// An intake, as one worker sees it.
 struct View {
     intake: Arc<Intake>,
-    /// How many guests of the network the worker serves.
+    /// The number of guests of the network that the worker serves.
     guests: u32,
     state: State,
-    /// How long the worker polls while nothing comes.
+    /// The time for which the worker polls while nothing comes.
     spin: Spin,
     /// Whether the last turn found something.
     is_busy: bool,
@@ -108,7 +108,7 @@ impl Intakes {
             return Ok(());
         }
         (view.state, view.parts) = (State::Armed, 0);
-        // What has come already is told of by an event.
+        // An event reports the frames that have come already.
         self.poller.add(&*view.intake, Source::Uplink(u32::try_from(at).unwrap_or(u32::MAX)))
     }
 
@@ -130,7 +130,7 @@ impl Intakes {
         }
     }
 
-    /// Takes in what has come over uplinks, a bounded part of it. Returns whether that was anything.
+    /// Takes in a bounded part of the frames that have come over uplinks. Returns whether there were any.
     #[inline]
     pub fn turn(&mut self) -> bool {
         let runnable = self.views.iter_mut().filter(|view| view.state == State::Runnable);

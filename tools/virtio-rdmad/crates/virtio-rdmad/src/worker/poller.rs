@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Waits for the sockets and the kicks of a worker's guests, and for what comes over their uplinks.
+//! Waits for the sockets and the kicks of a worker's guests, and for frames that come over their uplinks.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long a worker polls a guest without work before the guest has to kick.
+//! The time for which a worker polls a guest without work before the guest has to kick.
 //!
 //! Polling costs processor time; sleeping costs whoever has work next a kick and a wake-up. So
 //! polling pays where work tends to come soon. Each guest has its own [`Spin`], which remembers how
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The weight of the newest gap in the mean of gaps is 1 in this many.
 const WEIGHT: u32 = 8;
 
-/// How long a worker polls a guest without work, in units of the guest's mean gap.
+/// The time for which a worker polls a guest without work, in units of the guest's mean gap.
 const PATIENCE: u32 = 4;
 
 /// The shortest time that a worker polls a guest without work, if it does at all: the mean gap of a
@@ -76,7 +76,7 @@ const LONG_YIELD: Duration = Duration::from_micros(300);
 /// Some rounds without work that take longer than this were preempted by another thread.
 const PREEMPTED: Duration = Duration::from_millis(1);
 
-/// How many times a worker sleeps at once after it found that other threads want its processor.
+/// The number of times that a worker sleeps at once after it found that other threads want its processor.
 const BACKOFF: u32 = 64;
 
 /// Knows whether other threads want a worker's processor.
@@ -86,7 +86,7 @@ const BACKOFF: u32 = 64;
 /// for the guest too, whose own CPUs may be what waits for the processor.
 #[derive(Debug, Default)]
 pub struct Contention {
-    /// How many more times the worker sleeps at once.
+    /// The number of times that the worker still sleeps at once.
     backoff: u32,
 }
 

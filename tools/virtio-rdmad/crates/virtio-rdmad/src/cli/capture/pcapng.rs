@@ -34,16 +34,16 @@ pub struct Frame<'a> {
     pub time: u64,
     /// Whether it leaves the interface.
     pub leaves: bool,
-    /// How long it is.
+    /// The length of the frame.
     pub length: u32,
-    /// Its first bytes.
+    /// The first bytes of the frame.
     pub bytes: &'a [u8],
 }
 
 /// A file that is written.
 pub struct Writer<W> {
     out: W,
-    /// How many frames it has.
+    /// The number of frames in the file.
     pub count: u64,
 }
 

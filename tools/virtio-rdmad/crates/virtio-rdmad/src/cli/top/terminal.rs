@@ -19,7 +19,7 @@ const END: &str = "\x1b[?25h\x1b[?1049l";
 /// What a terminal sends for Ctrl-C when it makes no signal of that.
 const CTRL_C: u8 = 3;
 
-/// What the user types, and signals.
+/// The keys that the user types, and signals.
 pub struct Keys {
     /// Readable once a signal has come that ends the program.
     signals: UnixStream,
@@ -28,7 +28,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Has the terminal pass keys on at once, and show none of them, until this is dropped.
+    /// Makes the terminal pass keys on at once, and show none of them, until this is dropped.
     pub fn open() -> Result<Self, Error> {
         let (signals, sender) = UnixStream::pair()?;
         for signal in [SIGHUP, SIGINT, SIGTERM] {
@@ -89,7 +89,7 @@ impl Drop for Keys {
 pub struct Screen(Stdout);
 
 impl Screen {
-    /// Has the terminal show its other screen.
+    /// Makes the terminal show its other screen.
     pub fn open() -> Result<Self, Error> {
         let screen = Self(stdout());
         screen.write(BEGIN)?;

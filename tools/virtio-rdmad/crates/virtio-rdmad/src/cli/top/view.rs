@@ -18,7 +18,7 @@ const MESSAGES: [&str; 6] = [
 /// The bytes of one MiB.
 const MIB: f64 = 1_048_576.0;
 
-/// What a guest has done in each second.
+/// The work of a guest in each second.
 struct Rates<'a> {
     guest: &'a GuestReport,
     messages: f64,
