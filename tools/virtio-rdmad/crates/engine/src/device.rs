@@ -321,8 +321,8 @@ impl Device {
         self.hca().needs_reset()
     }
 
-    /// Has the device fail, as one whose state was lost: it shows DEVICE_NEEDS_RESET, and tells the driver by an
-    /// event as soon as the event queue is there. Works until the next reset.
+    /// Fails the device, as one whose state was lost: it shows DEVICE_NEEDS_RESET, and tells the driver by an event as
+    /// soon as the event queue is there. Works until the next reset.
     pub fn fail(&self) {
         self.hca().set_needs_reset();
         self.hca().raise(VIRTIO_RDMA_EVENT_DEVICE_FATAL, 0);
@@ -398,8 +398,8 @@ impl Device {
         status::of_guest(&self.guest, started)
     }
 
-    /// Has an observer told of the messages of the QPs that it wants to know of, in place of the one before. Any thread
-    /// may call this; it takes the locks of each QP. While there is none, nothing is done for it.
+    /// Sets the observer of messages, in place of the one before; the observer chooses the QPs. Any thread may call
+    /// this; it takes the locks of each QP. Without an observer, messages cost nothing more.
     pub fn set_observer(&self, observer: Option<Arc<dyn Observer>>) {
         self.hca().set_observer(observer);
     }

@@ -81,7 +81,8 @@ impl Uplink {
         Ok(Arc::new(Self { way, network, name, takes_nics, counters, is_gone }))
     }
 
-    /// Has the uplink carry packets to guests with these MAC addresses, as in [`Self::open`]. Any thread may call this.
+    /// Sets the MAC addresses of the guests to which the uplink carries packets, as in [`Self::open`]. Any thread may
+    /// call this.
     ///
     /// # Errors
     ///

@@ -382,8 +382,8 @@ impl<T> SendWindow<T> {
         }
     }
 
-    /// Has the peer asked whether it has selective acknowledgements, because a packet may be lost. If `is_probe`, the
-    /// tail probe waits for the answer.
+    /// Makes a question to the peer due, whether it has selective acknowledgements, because a packet may be lost. If
+    /// `is_probe`, the tail probe waits for the answer.
     pub fn ask_for_sack(&mut self, is_probe: bool) {
         self.offer.is_due |= self.may_ask_for_sack();
         self.offer.is_probe |= is_probe;
@@ -767,8 +767,8 @@ impl<T> SendWindow<T> {
         self.response_at(psn).is_some_and(|(at, _)| at == 0)
     }
 
-    /// Has all packets sent again that are not acknowledged, and the gaps of all responses requested again. Both timers
-    /// begin again.
+    /// Begins to send all packets again that are not acknowledged, and to request the gaps of all responses again. Both
+    /// timers begin again.
     pub fn go_back(&mut self) {
         self.went_back = true;
         self.snd_nxt = self.acked_or_complete();
@@ -824,7 +824,7 @@ impl<T> SendWindow<T> {
         entry.received.missing(last..entry.packets).map(|_| entry.first.plus(last))
     }
 
-    /// Has the gaps of responses to acknowledged requests requested again.
+    /// Marks the gaps of responses to acknowledged requests as lost, so that they are requested again.
     fn lose_responses(&mut self) {
         let to = self.acked_or_complete();
         for entry in &mut self.entries {

@@ -159,7 +159,7 @@ fn choose_header(tap: &File) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has the kernel leave trains whole in both directions, if they are wanted. Returns whether it does.
+/// Makes the kernel leave trains whole in both directions, if they are wanted. Returns whether it does.
 fn offload(tap: &File, trains: bool) -> bool {
     let flags = libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6;
     let takes_trains = trains && set_offload(tap, flags).is_ok();

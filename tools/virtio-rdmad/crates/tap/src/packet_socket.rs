@@ -274,7 +274,7 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Has the interface of this index take frames to more addresses, or to fewer.
+    /// Makes the interface of this index take frames to more addresses, or to fewer.
     fn change(
         &self,
         option: libc::c_int,
@@ -315,7 +315,8 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// Has a socket receive only what a program of classic BPF lets pass. A socket has room for one program.
+/// Limits the frames that a socket receives to those that a program of classic BPF lets pass. A socket has room for one
+/// program.
 pub fn attach(socket: &impl AsFd, program: &[libc::sock_filter]) -> Result<(), Error> {
     let len = libc::c_ushort::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?;
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };

@@ -402,7 +402,7 @@ impl VhostUser {
         self.vrings.iter().any(|vring| vring.started.is_some())
     }
 
-    /// Has a queue stop as `stop` says, and the device with it.
+    /// Stops a queue as `stop` says. A queue that has stopped pauses the device.
     fn stop(
         &mut self,
         index: u64,

@@ -285,7 +285,7 @@ fn check(options: &Options) -> Result<(), DaemonError> {
     }
 }
 
-/// Has the sockets of guests that were added, and that the options name now, be those of any other guest of the
+/// Puts the sockets of guests that were added, and that the options name now, among those of the other guests of the
 /// options.
 fn adopt_sockets(
     options: &Options,
@@ -506,7 +506,7 @@ struct Added {
 }
 
 impl Added {
-    /// Has the VMM of a guest be disconnected if the guest is not to be served.
+    /// Notes that the VMM of a guest is to be disconnected, if the guest is not to be served.
     fn note_fence(&mut self, guest: &Arc<Guest>, is_fenced: bool) {
         let guest = guest.clone();
         let disconnect = move || {
@@ -517,7 +517,7 @@ impl Added {
         self.changes.extend(is_fenced.then(|| Box::new(disconnect) as Box<dyn Fn()>));
     }
 
-    /// Has a guest be kept as the options name it, if it was added.
+    /// Notes that a guest is to be kept as the options name it, if it was added.
     fn note_named(&mut self, guest: &Arc<Guest>, was_added: bool) {
         if !was_added {
             return;

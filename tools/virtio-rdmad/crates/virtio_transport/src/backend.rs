@@ -66,10 +66,10 @@ pub trait Backend {
     /// for a device that has started.
     fn set_memory(&mut self, memory: &GuestMemory);
 
-    /// Has a device fail that another process served, and whose state ended with that process: the driver is told,
-    /// as far as the device can do that by itself, that it must reset the device. `queues` are those that run, as
-    /// in [`Self::start`]; the device goes on where the used ring ends, and touches no other memory. The reset
-    /// comes as that of a device that has started.
+    /// Fails a device that another process served, and whose state ended with that process: the driver is told, as far
+    /// as the device can do that by itself, that it must reset the device. `queues` are those that run, as in
+    /// [`Self::start`]; the device goes on where the used ring ends, and touches no other memory. The reset comes as
+    /// that of a device that has started.
     ///
     /// The server calls this where the protocol has no way to tell the driver.
     fn fail(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
@@ -84,7 +84,7 @@ pub trait Backend {
     /// Only called if the protocol pauses devices ([`Protocol::is_paused`](crate::Protocol::is_paused)).
     fn freeze(&mut self) {}
 
-    /// Has the paused device go on. `queues` are all that have started since the reset, and their kicks may be others
+    /// Lets the paused device go on. `queues` are all that have started since the reset, and their kicks may be others
     /// than before.
     ///
     /// On an error the text says why the device stays paused.

@@ -59,7 +59,7 @@ pub trait Protocol: Send {
         false
     }
 
-    /// Has a device fail that another process served, and whose state ended with that process: asks the driver for a
+    /// Fails a device that another process served, and whose state ended with that process: asks the driver for a
     /// reset, by the device itself where the protocol has no way to do that. It is an error if the driver was offered
     /// another device.
     fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError>;
@@ -110,8 +110,8 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.needs_reset();
     }
 
-    /// Has a device fail that another process served, and whose state ended with that process. The driver is told
-    /// that it must reset the device.
+    /// Fails a device that another process served, and whose state ended with that process. The driver is told that it
+    /// must reset the device.
     pub fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
         self.protocol.fail(backend)
     }
@@ -142,7 +142,7 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.is_paused()
     }
 
-    /// Has a journal keep what the VMM has said and will say.
+    /// Keeps the state of the connection in a journal from now on.
     ///
     /// The VMM gets no reply to a message before the journal has kept what the message changed. A message stays in the
     /// socket until then. So if the process is killed, the next one handles the message, and the VMM gets its reply. It

@@ -110,7 +110,7 @@ impl Listeners {
         self.left.drain(..).filter(|left| !left.is_adopted).for_each(Left::remove);
     }
 
-    /// Has the service manager close the sockets, because this process serves now.
+    /// Makes the service manager close the sockets, because this process serves now.
     pub fn forget(&self, manager: &Manager) {
         self.names.iter().for_each(|name| manager.forget(name));
     }

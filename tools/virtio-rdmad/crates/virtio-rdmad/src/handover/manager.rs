@@ -107,12 +107,12 @@ impl Manager {
         self.send(assignment, &[])
     }
 
-    /// Has the service manager keep descriptors by a name, whatever becomes of the other ends of them.
+    /// Makes the service manager keep descriptors by a name, whatever becomes of the other ends of them.
     pub fn keep(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
         self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptors)
     }
 
-    /// Has the service manager close the descriptors of a name.
+    /// Makes the service manager close the descriptors of a name.
     pub fn forget(&self, name: &str) {
         if let Err(error) = self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
             tracing::warn!(%error, name, "the service manager does not close descriptors");

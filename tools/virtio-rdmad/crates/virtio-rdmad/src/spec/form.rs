@@ -215,7 +215,7 @@ pub fn text_of(keys: &[&str], map: &Map) -> String {
     pairs.collect::<Vec<_>>().join(",")
 }
 
-/// Has the values "default" of a text stand for guests without their keys, as null does in an object.
+/// Replaces the values "default" of a text by null, which stands for guests without the key.
 pub fn with_defaults(map: Map) -> Map {
     let value = |value: Value| if value == DEFAULT { Value::Null } else { value };
     map.into_iter().map(|(key, of)| (key, value(of))).collect()

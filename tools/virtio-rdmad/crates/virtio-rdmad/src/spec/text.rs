@@ -47,7 +47,7 @@ pub fn switch<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     }
 }
 
-/// Has serde read and write types as their texts.
+/// Makes serde read and write types as their texts.
 macro_rules! as_text {
     ($($type:ty),+) => {$(
         impl<'de> serde::Deserialize<'de> for $type {

@@ -53,7 +53,8 @@ pub struct Intakes {
 }
 
 impl Intakes {
-    /// Has a worker with this index see intakes, none of which it has. It polls each for `poll` at most.
+    /// Returns the intakes as the worker with this index sees them, which has none of them yet. It polls each for
+    /// `poll` at most.
     pub fn new(
         intakes: &[Arc<Intake>],
         worker: usize,
