@@ -13,9 +13,9 @@ const GSO_UDP_L4: u8 = 5;
 const UDP_CHECKSUM: u16 = 6;
 const UDP_HEADER: u16 = 8;
 
-/// A train of UDP datagrams, apart from its bytes.
+/// The shape of a train of UDP datagrams, which are the bytes of a frame.
 #[derive(Clone, Copy, Debug)]
-pub struct Train {
+pub struct TrainShape {
     /// The bytes of each datagram but the last, without its headers. The last one has as many or fewer.
     pub segment: u16,
     /// Where the UDP header is in the frame. In place of its checksum it has the sum of the
@@ -24,9 +24,9 @@ pub struct Train {
 }
 
 /// Returns the header of a frame that is given to the kernel.
-pub fn encode(train: Option<Train>) -> [u8; LEN] {
+pub fn encode(train: Option<TrainShape>) -> [u8; LEN] {
     let mut header = [0; LEN];
-    if let Some(Train { segment, udp }) = train {
+    if let Some(TrainShape { segment, udp }) = train {
         header[0] = NEEDS_CSUM;
         header[1] = GSO_UDP_L4;
         let words = [udp + UDP_HEADER, segment, udp, UDP_CHECKSUM];

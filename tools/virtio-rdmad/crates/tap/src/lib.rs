@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use header::Train;
+pub use header::TrainShape;
 pub use packet_socket::PacketSocket;
 pub use packet_tap::PacketTap;
 
@@ -99,7 +99,7 @@ impl Tap {
     /// # Errors
     ///
     /// What write(2) says: `EIO` while the interface is down.
-    pub fn send(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
+    pub fn send(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
         let header = header::encode(train);
         let parts = [IoSlice::new(&header), IoSlice::new(frame)];
         (&self.file).write_vectored(&parts).map(|_| ())

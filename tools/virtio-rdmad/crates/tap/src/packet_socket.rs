@@ -24,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::net::{netdevice, socket_with, sockopt, AddressFamily, SocketFlags, SocketType};
 
 use crate::filter;
-use crate::header::{self, Train};
+use crate::header::{self, TrainShape};
 
 /// What libc lacks of the kernel's `include/uapi/linux/if_packet.h`.
 const PACKET_ADD_MEMBERSHIP: libc::c_int = 1;
@@ -193,7 +193,7 @@ impl PacketSocket {
     /// What write(2) says: `InvalidInput` for a train on an older kernel, `WouldBlock` while too much
     /// waits to be sent, `NetworkDown` while the interface is down, EMSGSIZE for a packet that is longer
     /// than it carries.
-    pub fn send(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
+    pub fn send(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
         let header = header::encode(train);
         (&self.socket).write_vectored(&[IoSlice::new(&header), IoSlice::new(frame)]).map(|_| ())
     }

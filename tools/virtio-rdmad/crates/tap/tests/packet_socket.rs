@@ -8,7 +8,7 @@ use roce::Split;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::thread::{unshare_unsafe, UnshareFlags};
-use tap::{PacketSocket, Train};
+use tap::{PacketSocket, TrainShape};
 
 const NEAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const FAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
@@ -187,9 +187,9 @@ fn stations_are_replaced() {
 }
 
 /// Returns a train of 60 packets, the last of which is shorter, and what is to be sent with it.
-fn train(is_ipv6: bool, tag: Option<[u8; 2]>) -> (Vec<u8>, Train) {
+fn train(is_ipv6: bool, tag: Option<[u8; 2]>) -> (Vec<u8>, TrainShape) {
     let (frame, udp) = packet(FAR, is_ipv6, tag, 59 * usize::from(SEGMENT) + 500);
-    (frame, Train { segment: SEGMENT, udp })
+    (frame, TrainShape { segment: SEGMENT, udp })
 }
 
 #[test]

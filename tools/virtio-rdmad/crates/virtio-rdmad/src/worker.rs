@@ -36,7 +36,7 @@ use crate::guest::mailbox::{least, Inbox, Mailbox, Order};
 use crate::guest::times::Doing;
 use crate::guest::Guest;
 use crate::handover::{Connected, Unreadable, Work};
-use clock::{Clock, Passed};
+use clock::{Passed, ThreadClock};
 use connection::{Connection, Ended, State};
 use intakes::Intakes;
 use poller::{Poller, Source};
@@ -109,7 +109,7 @@ pub struct Worker {
     /// The word of the board in which this worker says for which guest it works, if a later process is to know.
     word: Option<Word>,
     contention: Contention,
-    clock: Clock,
+    clock: ThreadClock,
     /// Losses of memory of all guests that this worker knows of.
     losses: u64,
     /// When the worker last looked at sockets and kicks.
@@ -136,7 +136,7 @@ impl Worker {
     ) -> Result<Self, Errno> {
         let poller = Arc::new(Poller::new()?);
         poller.add(mailboxes[index].waker.as_fd(), Source::Wake)?;
-        let clock = Clock::new();
+        let clock = ThreadClock::new();
         let now = clock.now();
         let intakes = Intakes::new(intakes, index, &poller, poll, now);
         Ok(Self {

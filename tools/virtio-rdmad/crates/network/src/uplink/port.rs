@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use roce::{Segments, Split};
-use tap::{PacketSocket, Tap, Train};
+use tap::{PacketSocket, Tap, TrainShape};
 
 use super::counters::{Counters, UplinkCounter};
 use crate::forwarding::Mac;
@@ -93,7 +93,7 @@ impl Port {
     pub fn send(&self, segments: Segments<'_>, counters: &Counters) {
         let Segments { frame, segment, udp } = segments;
         if segment != 0 && self.takes_trains.load(Ordering::Relaxed) {
-            match self.give(frame, Some(Train { segment, udp })) {
+            match self.give(frame, Some(TrainShape { segment, udp })) {
                 Err(error) if error.kind() == ErrorKind::InvalidInput => {
                     self.refuse_trains(counters);
                 }
@@ -124,7 +124,7 @@ impl Port {
         }
     }
 
-    fn give(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
+    fn give(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
         match &self.interface {
             Interface::Tap(tap) => tap.send(frame, train),
             Interface::Socket(socket) => socket.send(frame, train),

@@ -13,7 +13,7 @@ use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{Change, ConnectionState};
 
-use super::journal::{Journal, JournalError};
+use super::journal::{JournalError, JournalFile};
 use super::listeners::Listeners;
 use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
@@ -120,7 +120,7 @@ pub struct Kept {
     /// The name by which the service manager keeps it.
     name: String,
     stash: Stash,
-    journal: Journal,
+    journal: JournalFile,
     record: Record,
     /// The guest as its origin named it, as the record has it.
     named: GuestSpec,
@@ -155,7 +155,7 @@ impl Kept {
                 left: None,
                 message: None,
             };
-            let (stash, journal) = (Stash::new()?, Journal::new()?);
+            let (stash, journal) = (Stash::new()?, JournalFile::new()?);
             let (manager, named) = (manager.clone(), spec.clone());
             let (more, set, stream) = (More::default(), 0, None);
             let mut kept =
@@ -505,7 +505,7 @@ impl Left {
         let (stash, mut sets) = Stash::inherit(sockets)?;
         // The journal is in each set, and only its record says which set belongs to it.
         let first = sets.values().next().and_then(|set| set.first()).ok_or(KeepError::NoSet)?;
-        let (journal, entry) = Journal::inherit(first.try_clone()?)?;
+        let (journal, entry) = JournalFile::inherit(first.try_clone()?)?;
         let set = sets.remove(&entry.set).ok_or(KeepError::NoSet)?;
         let (record, rest): (Record, _) = postcard::take_from_bytes(&entry.record)?;
         let more = (!rest.is_empty()).then(|| postcard::take_from_bytes::<More>(rest));

@@ -50,13 +50,13 @@ pub struct Entry {
 
 /// A journal, which has one record.
 #[derive(Debug)]
-pub struct Journal {
+pub struct JournalFile {
     file: OwnedFd,
     /// The number of the last record.
     number: u64,
 }
 
-impl Journal {
+impl JournalFile {
     /// Makes a journal without a record.
     pub fn new() -> Result<Self, JournalError> {
         let file = memfd_create("virtio-rdmad journal", MemfdFlags::CLOEXEC)?;
@@ -159,28 +159,28 @@ fn read_exactly(file: BorrowedFd<'_>, at: u64, bytes: &mut [u8]) -> Result<(), J
 mod tests {
     use super::*;
 
-    fn copy(journal: &Journal) -> OwnedFd {
+    fn copy(journal: &JournalFile) -> OwnedFd {
         journal.file.try_clone().unwrap()
     }
 
     #[test]
     fn the_last_record_is_found() {
-        let mut journal = Journal::new().unwrap();
-        assert!(matches!(Journal::inherit(copy(&journal)), Err(JournalError::Damaged)));
+        let mut journal = JournalFile::new().unwrap();
+        assert!(matches!(JournalFile::inherit(copy(&journal)), Err(JournalError::Damaged)));
         for (set, record) in [(1, "one"), (1, "two"), (5, "a longer one"), (6, "")] {
             journal.write(set, record.as_bytes()).unwrap();
-            let (next, entry) = Journal::inherit(copy(&journal)).unwrap();
+            let (next, entry) = JournalFile::inherit(copy(&journal)).unwrap();
             assert_eq!((entry.set, entry.record.as_slice()), (set, record.as_bytes()));
             assert_eq!(next.number, journal.number);
         }
         assert!(matches!(journal.write(7, &vec![0; 1 << 20]), Err(JournalError::Length(_))));
-        assert_eq!(Journal::inherit(copy(&journal)).unwrap().1.set, 6);
+        assert_eq!(JournalFile::inherit(copy(&journal)).unwrap().1.set, 6);
     }
 
     /// A process that dies while it writes leaves the record before.
     #[test]
     fn a_record_that_is_altered_is_none() {
-        let mut journal = Journal::new().unwrap();
+        let mut journal = JournalFile::new().unwrap();
         journal.write(1, b"before").unwrap();
         journal.write(2, b"after").unwrap();
         let good = encode(2, 2, b"after");
@@ -188,25 +188,25 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 1;
             pwrite(&journal.file, &bad, 0).unwrap();
-            let (_, entry) = Journal::inherit(copy(&journal)).unwrap();
+            let (_, entry) = JournalFile::inherit(copy(&journal)).unwrap();
             assert_eq!((entry.set, entry.record.as_slice()), (1, &b"before"[..]), "byte {at}");
         }
         pwrite(&journal.file, &good, 0).unwrap();
-        assert_eq!(Journal::inherit(copy(&journal)).unwrap().1.set, 2);
+        assert_eq!(JournalFile::inherit(copy(&journal)).unwrap().1.set, 2);
     }
 
     #[test]
     fn a_version_that_is_not_known_is_told() {
-        let mut journal = Journal::new().unwrap();
+        let mut journal = JournalFile::new().unwrap();
         journal.write(1, b"x").unwrap();
         pwrite(&journal.file, &9_u32.to_le_bytes(), SLOT + 8).unwrap();
-        assert!(matches!(Journal::inherit(copy(&journal)), Err(JournalError::Version(9))));
+        assert!(matches!(JournalFile::inherit(copy(&journal)), Err(JournalError::Version(9))));
     }
 
     #[test]
     fn a_file_of_another_size_is_no_journal() {
-        let journal = Journal::new().unwrap();
+        let journal = JournalFile::new().unwrap();
         ftruncate(&journal.file, SLOT).unwrap();
-        assert!(matches!(Journal::inherit(copy(&journal)), Err(JournalError::Damaged)));
+        assert!(matches!(JournalFile::inherit(copy(&journal)), Err(JournalError::Damaged)));
     }
 }

@@ -27,13 +27,13 @@ impl Passed {
 
 /// The clock of one thread.
 #[derive(Debug)]
-pub struct Clock {
+pub struct ThreadClock {
     now: Instant,
     /// When the kernel was last asked how long the thread had run, and the answer.
     asked: (Instant, Duration),
 }
 
-impl Clock {
+impl ThreadClock {
     /// Starts a clock now.
     pub fn new() -> Self {
         let now = Instant::now();
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn time_without_the_processor_is_apart() {
-        let mut clock = Clock::new();
+        let mut clock = ThreadClock::new();
         std::thread::sleep(10 * ASK);
         let passed = clock.look();
         assert!(passed.waited > passed.ran, "{passed:?}");
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_a_sleep_took_did_not_pass() {
-        let mut clock = Clock::new();
+        let mut clock = ThreadClock::new();
         std::thread::sleep(10 * ASK);
         clock.wake();
         let start = clock.now();
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn time_with_the_processor_is_not_waited_for() {
-        let mut clock = Clock::new();
+        let mut clock = ThreadClock::new();
         let start = processor_time();
         while processor_time() < start + 20 * ASK {}
         // Another process may have had the processor meanwhile, or not.
