@@ -321,8 +321,8 @@ impl Device {
         self.hca().needs_reset()
     }
 
-    /// Fails the device, as one whose state was lost: it shows DEVICE_NEEDS_RESET, and tells the driver by an event as
-    /// soon as the event queue is there. Works until the next reset.
+    /// Makes the device fail, like one whose state was lost: the device shows DEVICE_NEEDS_RESET, and tells the driver
+    /// by an event as soon as the event queue is there. This lasts until the next reset.
     pub fn fail(&self) {
         self.hca().set_needs_reset();
         self.hca().raise(VIRTIO_RDMA_EVENT_DEVICE_FATAL, 0);

@@ -235,7 +235,7 @@ fn save_virtqueues(guest: &Guest) -> Vec<(u16, VirtqueueImage)> {
     (0..numbering.count()).filter_map(save).collect()
 }
 
-/// Puts the virtqueues in place that were saved. Others that the transport brings were not in use.
+/// Loads the images of virtqueues. Other virtqueues that the transport brings were not in use.
 fn load_virtqueues(
     guest: &Guest,
     images: &[(u16, VirtqueueImage)],

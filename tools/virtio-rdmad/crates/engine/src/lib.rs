@@ -2,12 +2,10 @@
 
 //! The verbs of the virtio-rdma device.
 //!
-//! A [`Fabric`] is the RDMA part of one network; a [`Device`] is the RDMA device of one guest in
-//! it. The engine does no I/O and starts no thread: a transport gives it guest
-//! memory and rings, and calls [`Device::run`] from the one thread that serves
-//! the guest. Messages between two guests of a fabric are one copy from the
-//! memory of the one to the memory of the other, made by the requester's
-//! thread.
+//! A [`Fabric`] is the RDMA part of one network; a [`Device`] is the RDMA device of one guest in it. The engine does no
+//! I/O and starts no thread: a transport gives it guest memory and rings, and calls [`Device::run`] from the one thread
+//! that serves the guest. Messages between two guests of a fabric are one copy from the memory of the one to the memory
+//! of the other, made by the requester's thread.
 //!
 //! # Floors
 //! Each folder imports only folders below it, and no files import each other in a

@@ -68,7 +68,7 @@ pub(crate) const BURST_BYTES: u64 = CHUNK;
 /// Bytes that a visit copies while no other queue of the guest is known to have work: about 10 us.
 const LONE_BURST_BYTES: u64 = 4 * CHUNK;
 
-/// The longest time of a round by the clock, whatever the estimate of its work.
+/// The time by the clock after which a round ends, whatever the estimate of its work.
 const LATE: Duration = Duration::from_micros(200);
 
 /// The longest time between two looks at the clock, unless something holds the thread up.
@@ -209,7 +209,7 @@ impl Budget {
         (self.left == 0 || self.bytes >= self.look_bytes) && self.ends_part()
     }
 
-    /// Looks at the clock. Returns whether the visit is over, or the time of the round.
+    /// Looks at the clock, unless the visit is over. Returns whether the visit is over, or the time of the round.
     #[cold]
     fn ends_part(&mut self) -> bool {
         if self.left() == 0 || self.bytes >= self.most_bytes {

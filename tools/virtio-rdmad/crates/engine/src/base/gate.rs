@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Gates, which count the threads that use an object, so that another thread can wait for its end.
+//! Gates, which count the threads that use an object, so that another thread can wait until none uses it.
 
 use std::sync::atomic::Ordering;
 use std::sync::PoisonError;
@@ -13,7 +13,7 @@ use memory::atomic::{AtomicU32, Condvar, Mutex, MutexGuard};
 pub(crate) struct Gate {
     /// [`CLOSED`], and the number of threads inside.
     state: AtomicU32,
-    /// Only of a closed gate whose last visitor leaves.
+    /// Locked only when a thread waits at a closed gate, or the last one leaves it.
     left: Mutex<()>,
     last_left: Condvar,
 }

@@ -15,8 +15,8 @@ pub trait Wake: Send + Sync {
     /// and must not call into the engine.
     fn wake(&self);
 
-    /// Reports an incident. Any thread of the process calls this, with locks of the engine held; it must not block and
-    /// must not call into the engine. A guest can cause any number of incidents.
+    /// Reports an incident. Any thread of the process calls this, with locks of the engine held; the function must not
+    /// block and must not call into the engine. A guest can cause any number of incidents.
     fn note(&self, _: Incident) {}
 }
 
@@ -64,8 +64,9 @@ pub enum Incident {
 
 /// The way out of the process: an interface of the network that carries frames.
 pub trait Uplink: Send + Sync {
-    /// Sends a packet, or a train of packets of one connection in their order. Any thread of the process calls this; it
-    /// must not block and must not call into the engine. A packet that cannot be sent is lost, as on any network.
+    /// Sends a packet, or a train of packets of one connection in their order. Any thread of the process calls this;
+    /// the function must not block and must not call into the engine. A packet that cannot be sent is lost, as on any
+    /// network.
     ///
     /// Returns how many times it has left the host: several times where the network below has no groups, and a frame
     /// that is for all goes to each other host by itself.

@@ -16,8 +16,8 @@ pub trait Observer: Send + Sync {
         false
     }
 
-    /// Reports an event of a message. Any thread of the process calls this, with locks of the engine held; it must not
-    /// block and must not call into the engine.
+    /// Reports an event of a message. Any thread of the process calls this, with locks of the engine held; the function
+    /// must not block and must not call into the engine.
     fn observe(&self, seen: Seen);
 }
 

@@ -44,7 +44,7 @@ impl<T: Default, K: From<u16> + Into<u16>> Table<T, K> {
     }
 }
 
-/// The state of numbers: the first one that was never given out, and those that were given back.
+/// The image of [`Numbers`]: the first one that was never given out, and those that were given back.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct NumbersImage {
     next: u16,

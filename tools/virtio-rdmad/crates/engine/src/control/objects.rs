@@ -182,8 +182,8 @@ pub(crate) struct Objects {
     pub cqs: u32,
     /// The number of SRQs.
     pub srqs: u32,
-    /// The place at which the search for a free QP on virtqueues begins. It moves on, so that a number is used again
-    /// late.
+    /// The place at which the search for a free QP on virtqueues begins. It moves on, so that a number is not used
+    /// again soon.
     pub next_slot: u16,
     /// Numbers of CQs with rings.
     pub ring_cqs: Numbers,
@@ -195,7 +195,7 @@ pub(crate) struct Objects {
     pub attachments: Attachments,
 }
 
-/// The state of an MR.
+/// The image of an MR.
 #[derive(Serialize, Deserialize)]
 enum MrImage {
     /// One with memory, and whether that was found.
@@ -204,7 +204,7 @@ enum MrImage {
     FastReg(FastReg, bool),
 }
 
-/// The image of all objects. The number of objects in a domain is not in it, because they are counted again.
+/// The image of all objects. It does not say how many objects belong to each domain, because they are counted again.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ObjectsImage {
     pds: SlabImage<()>,
@@ -429,19 +429,19 @@ impl Objects {
         }
     }
 
-    /// Leaves the memory of a region that nobody uses any more to [`Self::free_dead`].
+    /// Leaves the extents of a region that nobody uses any more to [`Self::free_dead`].
     fn free_later(&mut self, mr: Arc<Mr>) {
         if mr.extents() != 0 {
             self.dead.push(mr);
         }
     }
 
-    /// Leaves the memory of a region that ended elsewhere, or was never made, to [`Self::free_dead`].
+    /// Leaves the rest of a region that ended elsewhere, or was never made, to [`Self::free_dead`].
     pub fn bury(&mut self, remains: Mr) {
         self.dead.push(Arc::new(remains));
     }
 
-    /// Frees the memory of regions that have ended, until the budget is exhausted. Returns whether none is left.
+    /// Frees the extents of regions that have ended, until the budget is exhausted. Returns whether none is left.
     pub fn free_dead(&mut self, budget: &mut Budget) -> bool {
         while let Some(mr) = self.dead.pop() {
             // A peer that held it lets go of it at the end of its round.

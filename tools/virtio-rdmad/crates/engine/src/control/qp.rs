@@ -302,7 +302,7 @@ pub(super) fn create_ring(
     Ok(attach(hca, objects, slot, config))
 }
 
-/// Makes a new QP receive from an SRQ, which is none for XRC.
+/// Makes a new QP receive from an SRQ. Refuses an SRQ for XRC.
 fn use_srq(hca: &Hca, config: &mut QpConfig, srqn: u32) -> Result<(), Status> {
     let srq = with_srq(hca, srqn, |srq| *srq.config())?;
     if srq.xrc.is_some() {
