@@ -163,8 +163,8 @@ impl KeyTable {
         self.insert(mr);
     }
 
-    /// Makes the region or window with a key FREE. If a copy by the key is under way, it returns that region or window
-    /// instead, and is to be called again: no other copy begins meanwhile.
+    /// Makes the region or window with a key FREE. Returns the region or window instead if a copy by the key is under
+    /// way. Then the caller calls this again: no other copy begins meanwhile.
     pub fn invalidate(&mut self, what: Invalidation) -> Result<Option<Arc<Mr>>, KeyError> {
         let index = what.key >> 8;
         if self.windows.has(what.key) {
@@ -306,8 +306,8 @@ impl KeyTable {
         Ok(Some((Binding { region: bind.lkey, part }, region)))
     }
 
-    /// Carries out a BIND_MW, unless a copy by the former binding of the window is under way. Then it returns that
-    /// binding's memory, as [`Self::invalidate`].
+    /// Carries out a BIND_MW, unless a copy by the former binding of the window is under way. Then the function returns
+    /// the memory of that binding, as [`Self::invalidate`].
     pub fn bind(
         &mut self,
         slot: Slot,

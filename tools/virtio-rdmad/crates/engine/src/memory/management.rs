@@ -126,8 +126,8 @@ fn read_page_list(
     Some(list)
 }
 
-/// Carries out a BIND_MW, unless a copy by the former binding of the window is under way. Then it returns that
-/// binding's memory, as [`invalidate`].
+/// Carries out a BIND_MW, unless a copy by the former binding of the window is under way. Then the function returns the
+/// memory of that binding, as [`invalidate`].
 pub(crate) fn bind_mw(
     table: &RwLock<KeyTable>,
     features: &Features,
@@ -139,8 +139,8 @@ pub(crate) fn bind_mw(
         .map_err(|why| Refusal { why, status: WcStatus::MwBind })
 }
 
-/// Ends the access that a key gives. If a copy by the key is under way, it returns the memory of that copy instead, and
-/// is to be called again: in a later turn, or when [`Mr::revoke`] has waited for the copy. No other copy begins
+/// Ends the access that a key gives. Returns the region or window instead if a copy by the key is under way. Then the
+/// caller calls this again: in a later turn, or when [`Mr::revoke`] has waited for the copy. No other copy begins
 /// meanwhile. Any thread may call this; locks of QPs may be held.
 pub(crate) fn invalidate(
     table: &RwLock<KeyTable>,

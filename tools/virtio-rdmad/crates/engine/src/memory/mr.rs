@@ -23,8 +23,8 @@ const FREED: usize = 256;
 const TOUCHED: usize = 16;
 const MOST_TOUCHED: usize = 1 << 18;
 
-/// The number of pages whose state is given back to the system at a time. To give all of it back at once takes
-/// milliseconds for a region of millions of pages.
+/// The number of extents or ranges whose memory is given back to the system at a time. To give all of it back at once
+/// takes milliseconds for a region of millions of pages.
 const GIVEN_BACK: usize = 4096;
 
 /// The memory of a region, in guest addresses.
@@ -265,7 +265,7 @@ impl Mr {
         Self::resolved(attributes, map)
     }
 
-    /// Frees the state of some pages of a region that nobody uses. Returns their number.
+    /// Frees some extents or ranges of a region that nobody uses. Returns their number.
     pub fn shed(&mut self) -> u64 {
         let freed = match &mut self.map {
             Map::Extents(extents) => shed(extents),
@@ -477,7 +477,7 @@ impl Resolving {
             budget.work(cost::PAGE);
             self.failed = self.step(memory, &range).err();
         }
-        // The pages that were found before are of no use.
+        // The extents that were found before are of no use.
         self.shed(budget)
     }
 
@@ -486,7 +486,7 @@ impl Resolving {
         self.failed.is_some()
     }
 
-    /// Returns the pages that were found so far, which nobody needs any more.
+    /// Returns the extents that were found so far, which nobody needs any more.
     pub fn abandon(self) -> Map {
         Map::Extents(self.found)
     }
@@ -519,7 +519,7 @@ impl Resolving {
         true
     }
 
-    /// Frees the pages that were found, until the budget is exhausted. Returns whether none is left. The ranges are
+    /// Frees the extents that were found, until the budget is exhausted. Returns whether none is left. The ranges are
     /// freed by their other owner.
     pub fn shed(&mut self, budget: &mut Budget) -> bool {
         self.ranges = None;

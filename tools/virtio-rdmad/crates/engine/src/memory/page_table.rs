@@ -61,7 +61,7 @@ impl Reader {
         Self { addr, levels, page_size, count, done: 0, room, found: PageList::default(), failed }
     }
 
-    /// Reads entries until the budget is exhausted. Returns whether all were read.
+    /// Reads entries until the budget is exhausted. Returns whether all were read, or the table has an error.
     pub fn run(&mut self, memory: &GuestMemory, budget: &mut Budget) -> bool {
         while !self.is_over() {
             if budget.is_over() {
@@ -74,7 +74,7 @@ impl Reader {
         true
     }
 
-    /// Reads all entries that are left. Returns the pages that were found, and the error of the table.
+    /// Reads the entries that are left, up to an error. Returns the pages that were found, and the error of the table.
     pub fn finish(mut self, memory: &GuestMemory) -> (PageList, Option<ResolveError>) {
         while !self.is_over() {
             self.step(memory);

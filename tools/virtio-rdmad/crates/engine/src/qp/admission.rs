@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use reliability::{RateLimit, Turn};
 
-/// The state of a work request at the limit of the guest's work requests.
+/// The state of a work request with regard to the limit of the guest's work requests.
 pub(crate) enum Admission {
     /// The work request has not passed the limit. It has this turn, if the limit was asked.
     Waits(Option<Turn>),

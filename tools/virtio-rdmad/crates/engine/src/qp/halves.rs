@@ -245,7 +245,7 @@ pub(crate) struct Requester {
     pub rnr_left: u8,
     /// Whether the peer is asked again if it has no receive, or has to tell of one.
     pub asks_again: bool,
-    /// The pace of these retries.
+    /// The length of the pauses before these retries.
     pub pace: Pace,
     /// The number of retries that are left without an answer.
     pub retry_left: u8,

@@ -4,8 +4,8 @@
 //!
 //! Three things are not in the image, because the device finds them again. A requester looks its peer up, by the
 //! address and the identity of its partner. A requester that waits for a receive asks for it once more when it is
-//! visited, and so its peer knows again whom to tell of one. A requester learns how long it pauses for a peer without
-//! receives.
+//! visited, and so its peer knows again whom to tell of one. A requester learns once more how long it pauses for a peer
+//! without receives.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -65,7 +65,7 @@ impl WaitImage {
     }
 }
 
-/// The half that sends.
+/// The image of the half that sends.
 #[derive(Serialize, Deserialize)]
 struct RequesterImage {
     config: QpConfig,
@@ -86,7 +86,7 @@ struct RequesterImage {
     window: Option<Box<SavedSendWindow<SendWqe>>>,
 }
 
-/// The half that receives.
+/// The image of the half that receives.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the half itself
 struct ResponderImage {
@@ -105,7 +105,7 @@ struct ResponderImage {
     inbound: Option<Box<InboundImage>>,
 }
 
-/// The state of a QP. Its virtqueues, if it has some, are those of its place.
+/// The image of a QP. Its virtqueues, if it has some, are those of its place.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct QpImage {
     state: u8,

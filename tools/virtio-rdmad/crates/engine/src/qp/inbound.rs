@@ -257,7 +257,7 @@ impl Inbound {
         self.replies.len() >= MOST_REPLIES
     }
 
-    /// Sends data of a READ once more. If the same data up to its end waits already, from an earlier packet on or from
+    /// Queues data of a READ once more. If the same data up to its end waits already, from an earlier packet on or from
     /// a later one, both become one reply that begins with the earlier packet: a requester that asks for the rest
     /// behind each gap must not be sent the rest as many times.
     pub fn read_again(&mut self, again: ReadReply) {
@@ -295,9 +295,9 @@ impl Inbound {
         self.replies.extend(behind.into_iter().map(waiting));
     }
 
-    /// Returns whether the replies that wait acknowledge this PSN too: the last of them is an acknowledgement, or
-    /// answers a later request (IBA 9.7.5.1.2). In the middle of the data of a READ, a peer expects no acknowledgement
-    /// of an earlier request: rxe takes it for the end of the data, and fails.
+    /// Returns whether the replies that wait acknowledge this PSN too: the last of them is an acknowledgement, or one
+    /// of them answers a later request (IBA 9.7.5.1.2). In the middle of the data of a READ, a peer expects no
+    /// acknowledgement of an earlier request: rxe takes it for the end of the data, and fails.
     pub fn acknowledges(&self, psn: Psn) -> bool {
         let last = self.replies.back().map(|last| &last.reply).filter(|last| last.is_ack());
         let mut answers = self.replies.iter().filter_map(|waiting| waiting.reply.answers());
@@ -318,7 +318,7 @@ impl Inbound {
         self.replies.push_back(Waiting { reply, is_repeated: false });
     }
 
-    /// Queues the answer to the request of this PSN once more. If the answer still waits, it is sent once.
+    /// Queues the answer to the request of this PSN once more. If the answer still waits, it is sent only once.
     pub fn repeat(&mut self, psn: Psn, reply: Reply) {
         let waiting = self.take(|waiting| waiting.answers() == Some(psn));
         let is_repeated = waiting.is_none_or(|waiting| waiting.is_repeated);

@@ -49,12 +49,12 @@ pub(crate) enum Due {
     At(Instant),
 }
 
-/// The moderation of events, which are held back.
+/// The moderation of events: how long an event is held back.
 #[derive(Clone, Copy)]
 struct Moderation {
-    /// Until there are so many completions.
+    /// The event is held back until there are so many completions.
     count: u32,
-    /// And no longer than this, from the first of them on.
+    /// The event is held back no longer than this, from the first of these completions on.
     period: Duration,
 }
 

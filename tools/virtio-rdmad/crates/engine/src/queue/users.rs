@@ -22,7 +22,7 @@ pub(crate) enum User {
 #[derive(Default)]
 pub(crate) struct Users {
     all: BTreeSet<User>,
-    /// The user with which [`Self::next_to_fail`] goes on, if users are to fail.
+    /// The bound from which [`Self::next_to_fail`] goes on, if users are to fail.
     failing: Option<Bound<User>>,
 }
 

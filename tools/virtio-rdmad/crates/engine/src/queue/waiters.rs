@@ -77,7 +77,7 @@ impl Waiters {
     }
 
     /// Puts a QP that was roused back into the line, in the turn that it has, unless it asks again by itself by now.
-    /// The QP may have left the line and come back meanwhile, and then it stands there until it is roused. Returns
+    /// The QP may have come by itself and left meanwhile. Then it stands behind all others until it is roused. Returns
     /// whether the QP is to be roused.
     pub fn put_back(&mut self, slot: Slot) -> bool {
         let asks_again = self.turns.get(&slot).is_some_and(|turn| self.asking.contains_key(turn));

@@ -180,7 +180,7 @@ impl Malformed {
         Self { why, ..self }
     }
 
-    /// Returns the malformed work request with its reason, which is its length.
+    /// Returns the malformed work request with its reason, which concerns its length.
     fn because_of_length(self, why: &'static str) -> Self {
         Self { why, status: WcStatus::LocalLength, ..self }
     }
@@ -577,7 +577,7 @@ impl Ended {
         Self::send(index, header.wr_id, header.opcode.into())
     }
 
-    /// Returns the fields of the CQE of a send work request in a chain that is flushed, whatever else is in the chain.
+    /// Returns the fields of the CQE of a flushed send work request in a chain, whatever else is in the chain.
     pub fn flushed_send(chain: &Chain) -> Self {
         let mut bytes = [0; SEND_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
@@ -585,7 +585,7 @@ impl Ended {
         Self::send(0, header.wr_id, header.opcode)
     }
 
-    /// Returns the fields of the CQE of a send work request in a ring that is flushed.
+    /// Returns the fields of the CQE of a flushed send work request in a ring.
     pub fn flushed_send_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RING_HEADER];
         // An entry that cannot be read counts as zeros.
@@ -593,8 +593,7 @@ impl Ended {
         Self::of_entry(index, &bytes)
     }
 
-    /// Returns the fields of the CQE of a receive work request in a chain that is flushed, whatever else is in the
-    /// chain.
+    /// Returns the fields of the CQE of a flushed receive work request in a chain, whatever else is in the chain.
     pub fn flushed_receive(chain: &Chain) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
@@ -602,7 +601,7 @@ impl Ended {
         Self::receive(0, wr_id)
     }
 
-    /// Returns the fields of the CQE of a receive work request in a ring that is flushed.
+    /// Returns the fields of the CQE of a flushed receive work request in a ring.
     pub fn flushed_receive_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         // Memory that cannot be read counts as zeros.
