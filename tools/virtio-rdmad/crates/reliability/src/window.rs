@@ -382,7 +382,7 @@ impl<T> SendWindow<T> {
         }
     }
 
-    /// Makes a question to the peer due, whether it has selective acknowledgements, because a packet may be lost. If
+    /// Notes that the peer is to be asked whether it has selective acknowledgements, because a packet may be lost. If
     /// `is_probe`, the tail probe waits for the answer.
     pub fn ask_for_sack(&mut self, is_probe: bool) {
         self.offer.is_due |= self.may_ask_for_sack();

@@ -269,7 +269,7 @@ enum Rings {
     Absent,
     /// The budget is exhausted, or another thread is to go on first.
     Unfinished,
-    /// All pages are found. [`Remap::take_pages`] returns them.
+    /// The search is over. [`Remap::take_pages`] returns the pages, if they are in memory.
     Found,
 }
 

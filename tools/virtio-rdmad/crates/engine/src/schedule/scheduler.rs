@@ -33,7 +33,7 @@ const MOST_ARMED: usize = 256;
 /// The result of [`crate::Device::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Work was done, or is left: the caller calls it again.
+    /// Work was done, or is left: the caller calls [`crate::Device::run`] again.
     Busy,
     /// There was no work.
     Idle,

@@ -49,7 +49,8 @@ pub(crate) struct FabricCore<D> {
     /// All devices, and the addresses that each may use.
     devices: RwLock<Vec<(Weak<D>, Rights)>>,
     owners: RwLock<HashMap<Address, Owner<D>>>,
-    /// Changes whenever an address changes hands. A device that was found by its address may be remembered until then.
+    /// A number that changes whenever an address changes hands. As long as it does not change, a device has the
+    /// addresses by which it was found.
     generation: AtomicU64,
     groups: RwLock<HashMap<Gid, Group<D>>>,
     /// The number of members that groups ever had.

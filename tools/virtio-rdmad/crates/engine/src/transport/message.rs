@@ -10,7 +10,7 @@ use crate::queue::request::Request;
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {
-    /// The request of the work request.
+    /// The request of the message.
     pub request: &'a Request,
     /// Bytes of it that earlier chunks carried.
     pub done: u64,

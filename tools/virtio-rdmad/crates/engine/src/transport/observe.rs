@@ -3,7 +3,7 @@
 //! Reports to an observer, one for each point of the way of a message.
 //!
 //! A half of a QP has a flag that says whether the QP is observed. The flag lies beside what each message needs of the
-//! half, and is all that a message reads for this. These functions are called only if it is set.
+//! half, and is all that a message reads for this. These functions are called only if the flag is set.
 
 use roce::{Headers, NakCode, Psn};
 
@@ -82,7 +82,7 @@ pub(crate) fn nak(hca: &Hca, slot: Slot, psn: Psn, nak: Nak) {
     hca.observe(slot, Some(psn), Observation::Nak { reason: reason(nak) });
 }
 
-/// Tells the end of a requester of a NAK that has come.
+/// Reports a NAK that has come to the observer of the requester.
 #[cold]
 pub(crate) fn nak_code(hca: &Hca, slot: Slot, psn: Psn, code: NakCode) {
     let reason = match code {

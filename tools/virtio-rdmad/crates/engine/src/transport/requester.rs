@@ -125,13 +125,13 @@ impl Sender<'_> {
                 QpState::Err | QpState::Sqe => return self.flush(requester, round),
                 QpState::Reset | QpState::Init | QpState::Rtr => return Visit::Parked,
             }
-            let step = if requester.active {
+            let progress = if requester.active {
                 self.step(requester, round)
             } else {
                 let Requester { queue, wqe, .. } = &mut requester.requester;
                 Progress::Next(queue.pop_send(wqe, &self.config.wq))
             };
-            match step {
+            match progress {
                 Progress::Partial => {}
                 Progress::End(status) => self.finish(requester, status, &mut round.batch),
                 Progress::Wait => return Visit::Parked,
@@ -217,12 +217,12 @@ impl Sender<'_> {
         };
         find_peer(self.hca, half);
         let RequesterHalf { peer, requester } = half;
-        let step = match peer {
+        let progress = match peer {
             Some(peer) => self.exchange(requester, peer, &mut local, len, round),
             None => Err(Nak::Unreachable),
         };
-        match step {
-            Ok(step) => step,
+        match progress {
+            Ok(progress) => progress,
             Err(nak) if self.config.wq.kind == QpType::Uc => self.drop_unreliable(nak),
             Err(Nak::Unreachable | Nak::Silence) => self.no_answer(half),
             Err(Nak::Restart) => {
@@ -387,8 +387,8 @@ impl Sender<'_> {
     }
 
     /// Makes the other end carry out a chunk of `len` bytes, and the work requests behind it in the queue, with its
-    /// responder locked once for all of them: small messages would spend most of their time with the lock. Returns the
-    /// NAK that ended the exchange, if one did.
+    /// responder locked once for all of them: small messages would otherwise spend most of their time on the lock.
+    /// Returns the NAK that ended the exchange, if one did.
     fn exchange(
         &self,
         requester: &mut Requester,
@@ -423,8 +423,8 @@ impl Sender<'_> {
             if self.observed || responder.observed {
                 self.show(requester, peer, &mut responder, (&*local, len), None, round);
             }
-            if let Some(step) = self.advance(requester, peer, len, round) {
-                break Ok(step);
+            if let Some(progress) = self.advance(requester, peer, len, round) {
+                break Ok(progress);
             }
             if round.budget.is_over() || self.qp.state() != QpState::Rts {
                 break Ok(Progress::Partial);
@@ -513,8 +513,8 @@ impl Sender<'_> {
         deliver(&mut arrival, self.config.wq.kind, (self.hca, self.slot))
     }
 
-    /// Goes on after the other end has carried out a chunk of `len` bytes. Returns the next step if it is not another
-    /// chunk.
+    /// Goes on after the other end has carried out a chunk of `len` bytes. Returns `None` if the next chunk, or the
+    /// next work request, may follow at once.
     #[inline]
     fn advance(
         &self,

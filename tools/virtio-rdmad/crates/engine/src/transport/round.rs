@@ -22,7 +22,7 @@ pub(crate) struct Round {
     pub local: MrCache,
     /// Regions of its peer.
     pub remote: MrCache,
-    /// The completions that are held back.
+    /// The completion batch.
     pub batch: CompletionBatch,
     /// Packets that leave at the end of the round.
     pub outbox: Outbox,

@@ -36,7 +36,7 @@ pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
     (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
 }
 
-/// How far the work request under way has come in one step.
+/// The progress of the work request under way in one step.
 pub(super) enum Progress {
     /// A part was done, and another one may follow.
     Partial,

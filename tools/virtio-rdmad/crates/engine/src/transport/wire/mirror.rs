@@ -205,7 +205,7 @@ impl Chunk<'_> {
     }
 }
 
-/// The packets of a message that a chunk is.
+/// The packets of a chunk, and their place in the message.
 struct Shown {
     /// The number of the first one.
     first: u32,

@@ -26,7 +26,7 @@ const ECT: u8 = 2;
 /// The bits of a flow label.
 const FLOW_LABEL: u32 = 0xf_ffff;
 
-/// The destination of an address vector, of a connection or of a datagram.
+/// The fields of the address vector of a connection or of a datagram.
 struct Target {
     dmac: [u8; 6],
     dgid: Gid,

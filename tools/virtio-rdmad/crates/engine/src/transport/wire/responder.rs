@@ -265,8 +265,8 @@ pub(super) fn syndrome(nak: Nak) -> Option<Syndrome> {
     })
 }
 
-/// Answers a request that came before (IBA 9.7.5.1.5), without carrying it out again. Returns the counter of the reason
-/// if the packet is dropped because it repeats nothing: anybody can send such a packet.
+/// Answers a request that came before (IBA 9.7.5.1.5). Its effect does not happen once more. Returns the counter of the
+/// reason if the packet is dropped because it repeats nothing: anybody can send such a packet.
 fn repeat(
     responder: &Responder,
     inbound: &mut Inbound,
