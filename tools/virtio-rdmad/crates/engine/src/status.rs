@@ -149,7 +149,8 @@ pub struct DeviceStatus {
     pub counters: Vec<(&'static str, u64)>,
 }
 
-/// Returns what there is to tell of a guest's device without its single QPs and SRQs. Waits for a control command under way.
+/// Returns what there is to tell of a guest's device without its single QPs and SRQs. Waits for a control command under
+/// way.
 pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
     let hca = &guest.hca;
     let gids = hca.gids();

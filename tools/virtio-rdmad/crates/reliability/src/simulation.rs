@@ -126,7 +126,7 @@ impl Simulation {
         }
     }
 
-    /// Has the window go on from what is saved of it. How long answers take is not saved.
+    /// Saves the window and loads it again. How long answers take is not saved.
     fn upgrade(&mut self) {
         let now = Instant::now();
         let loaded = self.window.save(now).load(now, |work| Ok(work.packets)).unwrap();

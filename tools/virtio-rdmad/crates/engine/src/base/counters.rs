@@ -103,8 +103,8 @@ counted! {
         CnpSent = "np_cnp_sent",
         /// CNPs that a QP followed by sending more slowly.
         CnpHandled = "rp_cnp_handled",
-        /// CNPs that a QP did not follow: for no connection, less than 25 us behind another one, or 0.1 s behind the last
-        /// packet that the QP has sent.
+        /// CNPs that a QP did not follow: for no connection, less than 25 us behind another one, or 0.1 s behind the
+        /// last packet that the QP has sent.
         CnpIgnored = "rp_cnp_ignored",
         /// CNPs from the address of a peer that knows selective acknowledgements, which name no packet that the QP has
         /// sent lately.
@@ -171,8 +171,8 @@ counted! {
         BadDoorbell = "bad_doorbell",
         /// Rings that a change of the memory map took away.
         LostRings = "lost_rings",
-        /// Times that the thread stood still for more than 1 ms at an access to memory of the guest, or of a guest that it
-        /// exchanges messages with, or because it had no processor.
+        /// Times that the thread stood still for more than 1 ms at an access to memory of the guest, or of a guest that
+        /// it exchanges messages with, or because it had no processor.
         Stalls = "stalls",
         /// What all visits have cost, in nanoseconds as the device estimates them.
         Work = "work_ns",
@@ -259,8 +259,8 @@ impl Stats {
         }
     }
 
-    /// Counts that the thread that serves the guest stood still, for the sake of this guest or of its peer. Logs the first
-    /// time, the second, the fourth and so on.
+    /// Counts that the thread that serves the guest stood still, for the sake of this guest or of its peer. Logs the
+    /// first time, the second, the fourth and so on.
     pub fn stalled(&self, time: Duration, peer: Option<&Self>) {
         let before = self.add(Counter::Stalls, 1);
         if let Some(peer) = peer {

@@ -5,8 +5,8 @@
 use roce::Qpn;
 use serde::{Deserialize, Serialize};
 
-/// The place of a QP or an SRQ in the table of its kind. The number of the object is one more, because no object has the
-/// number 0.
+/// The place of a QP or an SRQ in the table of its kind. The number of the object is one more, because no object has
+/// the number 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Slot(u16);
 

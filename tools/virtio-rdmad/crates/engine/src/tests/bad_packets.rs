@@ -279,7 +279,7 @@ fn count(cable: &Cable, operation: Operation) -> usize {
     sent.iter().filter(of).count()
 }
 
-/// Has A read so many bytes of B, and returns the packet that asked for them.
+/// Makes A read so many bytes of B. Returns the packet that asked for them.
 fn read(pair: &mut Pair, cable: &Cable, len: u32) -> Forged {
     let [a, b] = pair.ends;
     let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &[sge(DATA, len, a.key)]);
@@ -391,8 +391,8 @@ fn naks(cable: &Cable) -> usize {
     sent.iter().filter(is_nak).count()
 }
 
-/// Each NAK has a requester send again what is under way. So packets with a PSN that is guessed lead to few of them, and to
-/// none if the connection goes on.
+/// Each NAK has a requester send again what is under way. So packets with a PSN that is guessed lead to few of them,
+/// and to none if the connection goes on.
 #[test]
 fn packets_that_are_ahead_lead_to_few_naks() {
     without_upgrades();
@@ -630,8 +630,8 @@ fn a_peer_that_misses_everything_ends_the_connection() {
     });
 }
 
-/// Sends B a packet in A's name, which a test makes from a WRITE of 8 bytes that would be the next one, and checks that B
-/// refuses it with this NAK and keeps its memory as it is.
+/// Sends B a packet in A's name, which a test makes from a WRITE of 8 bytes that would be the next one, and checks that
+/// B refuses it with this NAK and keeps its memory as it is.
 fn is_refused(forge: impl FnOnce(&mut Pair, &mut Forged), nak: roce::NakCode) {
     // ATOMIC WRITE wants rings.
     let test = || {
@@ -672,8 +672,8 @@ fn set_operation(forged: &mut Forged, operation: Operation, position: Position) 
     }
 }
 
-/// The 8 bytes of an ATOMIC WRITE are in its packet, and its RETH says so (IBA oA19-28). Memory that is not in the packet
-/// is not written.
+/// The 8 bytes of an ATOMIC WRITE are in its packet, and its RETH says so (IBA oA19-28). Memory that is not in the
+/// packet is not written.
 #[test]
 fn an_atomic_write_has_eight_bytes() {
     let lengths = [0, 1, 4, 5, 7, 9, 12, 1024].map(|len| (len, 8));

@@ -212,7 +212,7 @@ impl Cable {
         }
     }
 
-    /// Has each frame take so long from now on.
+    /// Sets the time that each frame takes from now on.
     pub fn set_delay(&self, delay: Duration, clock: &Arc<TestClock>) {
         *self.delay.lock().unwrap() = Some((delay, Arc::clone(clock)));
     }

@@ -197,8 +197,8 @@ fn transfer_with_forged_cnps(is_selective: bool, cnps: &[u32]) -> (Duration, [u6
     result.unwrap()
 }
 
-/// A CNP of a peer that knows selective acknowledgements names the packet that came marked. Who does not see the packets
-/// of a connection has to guess which are under way. A foreign peer's CNP names nothing.
+/// A CNP of a peer that knows selective acknowledgements names the packet that came marked. Who does not see the
+/// packets of a connection has to guess which are under way. A foreign peer's CNP names nothing.
 #[test]
 fn a_cnp_that_names_no_packet_is_ignored() {
     let strays = [0, 0x80_0000, 0x7f_ffff, 0xff_0000, 5];

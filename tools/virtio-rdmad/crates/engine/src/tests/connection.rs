@@ -276,7 +276,7 @@ fn an_address_on_another_host_takes_no_rights_along() {
     assert_eq!(pair.a.device.counter(crate::Counter::DropNotPeer), 1);
 }
 
-/// Has A and B send each other a message of a packet.
+/// Makes A and B send each other a message of one packet.
 fn exchange(pair: &mut Pair) {
     let [a, b] = pair.ends;
     pair.a.post_recv(a.qpn, 1, &[sge(DATA, 8, a.key)]);

@@ -95,8 +95,8 @@ thread_local! {
     static HAS_UPGRADES: Cell<bool> = Cell::new(std::env::var_os("UPGRADES").is_some());
 }
 
-/// Runs a test without upgrades, because it measures rates or waits. After an upgrade a flow has no rate, a requester that
-/// pauses asks its peer at once, and a packet that is missing has all of its time.
+/// Runs a test without upgrades, because it measures rates or waits. After an upgrade a flow has no rate, a requester
+/// that pauses asks its peer at once, and a packet that is missing has all of its time.
 pub fn without_upgrades() {
     HAS_UPGRADES.set(false);
 }
@@ -418,7 +418,7 @@ impl Guest {
         config(&self.setup, self.number, &self.wake)
     }
 
-    /// Has a device take over the state of an image, with the virtqueues of this guest.
+    /// Loads an image into a device, with the virtqueues of this guest.
     pub fn load(&self, device: &Device, image: &[u8]) -> Result<(), LoadError> {
         self.load_in(device, image, &self.memory)
     }
@@ -560,7 +560,7 @@ impl Guest {
         self.bytes(0, self.setup.memory as usize)
     }
 
-    /// Has the guest go on in a copy of its memory, without what is in [`EXTRA`]. Returns the memory of before.
+    /// Makes the guest go on in a copy of its memory, without the contents of [`EXTRA`]. Returns the former memory.
     pub fn move_memory(&mut self) -> GuestMemory {
         let copy = GuestMemory::anonymous(&[(0, self.setup.memory), EXTRA]).unwrap();
         for (addr, page) in pages_in_use(&self.all_bytes()) {
@@ -1320,7 +1320,7 @@ pub fn settle(guests: &[&Guest]) -> Option<Instant> {
     panic!("the guests never rest");
 }
 
-/// Has the devices of guests go on where they are, after they have lost all that they knew.
+/// Saves, resets and loads the devices of guests, which then go on where they were.
 pub fn upgrade(guests: &[&Guest]) {
     let images: Vec<_> = guests.iter().map(|guest| guest.device.save()).collect();
     for guest in guests {
@@ -1334,7 +1334,7 @@ pub fn upgrade(guests: &[&Guest]) {
     }
 }
 
-/// Has guests of a network go on in another one: their devices are saved, and loaded there. They have the same images
+/// Makes guests of a network go on in another one: their devices are saved, and loaded there. They have the same images
 /// again.
 pub fn reload(guests: &mut [&mut Guest], fabric: &Fabric) {
     let images: Vec<_> = guests.iter().map(|guest| guest.device.save()).collect();
@@ -1347,8 +1347,7 @@ pub fn reload(guests: &mut [&mut Guest], fabric: &Fabric) {
     }
 }
 
-/// Runs all guests, and moves the clock from timer to timer until no timer is left.
-/// Has a QP know that its peer knows selective acknowledgements, as after a loss.
+/// Tells a QP that its peer knows selective acknowledgements, as after a loss.
 pub fn know_selective(guest: &Guest, qpn: u32) {
     let qp = guest.device.hca().qps.get(Slot::of_number(qpn).unwrap()).unwrap();
     let mut requester = lock(&qp.requester);
@@ -1360,6 +1359,7 @@ pub fn know_selective(guest: &Guest, qpn: u32) {
     inbound.is_selective = true;
 }
 
+/// Runs all guests, and moves the clock from timer to timer until no timer is left.
 pub fn settle_in_time(guests: &[&Guest]) {
     for _ in 0..1000 {
         match settle(guests) {
@@ -1628,7 +1628,7 @@ impl Pair {
         settle(&[&self.a, &self.b])
     }
 
-    /// Has both ends know that the other one knows selective acknowledgements.
+    /// Tells both ends that the other one knows selective acknowledgements.
     pub fn know_selective(&self) {
         let [a, b] = self.ends;
         know_selective(&self.a, a.qpn);

@@ -267,8 +267,8 @@ pub fn work_requests_of_one_queue_are_ordered() {
     assert_eq!(pair.b.bytes(PAGES[0] + 0x10, 256), data.repeat(4));
 }
 
-/// A LOCAL_INV without a fence may overtake the READ in front of it. Both complete, in their order, and nothing is written
-/// to memory once its key is invalid.
+/// A LOCAL_INV without a fence may overtake the READ in front of it. Both complete, in their order, and nothing is
+/// written to memory once its key is invalid.
 #[test]
 pub fn an_invalidation_may_overtake_a_read() {
     let mut pair = Pair::new();

@@ -50,7 +50,7 @@ impl Flood {
         Self { from, end, to: End { qpn, ..b }, cable }
     }
 
-    /// Has the first guest do what a work request asks for, and returns the last packet of an operation.
+    /// Makes the first guest carry out a work request. Returns the last packet of an operation.
     fn sent(&mut self, pair: &Pair, send: &Send, operation: Operation) -> Forged {
         self.from.post_send(self.end.qpn, send);
         settle(&[&self.from, &pair.b]);

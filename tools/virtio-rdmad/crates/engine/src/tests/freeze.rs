@@ -37,7 +37,7 @@ fn with_both(test: impl Fn()) {
     with_rings(test);
 }
 
-/// Has a guest do some chunks of a message of [`MANY`] bytes.
+/// Makes a guest carry out some chunks of a message of [`MANY`] bytes.
 fn run_some(guest: &Guest) {
     for _ in 0..4 {
         guest.device.run(1);
@@ -107,8 +107,8 @@ fn received(pair: &mut Pair, wr_id: u64) {
     assert_eq!(brief(pair.poll_b()), Some((wr_id, OK, VIRTIO_RDMA_WC_RECV)));
 }
 
-/// Has A do each operation in the memory of B. `begin` begins with it, `change` is done before it arrives, and it
-/// arrives behind that.
+/// Makes A carry out each operation in the memory of B. `begin` begins with it, `change` is done before it arrives, and
+/// it arrives behind that.
 fn each_operation(
     kind: u32,
     len: usize,
@@ -245,8 +245,8 @@ pub fn traffic_goes_on_from_copy_to_copy() {
     });
 }
 
-/// What the guest posts while its device is frozen is done afterwards, and so is what was under way: the frozen guest is
-/// the requester here.
+/// What the guest posts while its device is frozen is done afterwards, and so is what was under way: the frozen guest
+/// is the requester here.
 #[test]
 pub fn requests_of_a_frozen_guest_go_on_afterwards() {
     with_both(|| {
@@ -619,8 +619,8 @@ pub fn cqes_are_announced_after_the_thaw() {
     });
 }
 
-/// A guest whose rings are not in the memory that it gets while it is frozen fails when it goes on, and its peer does not
-/// wait for ever.
+/// A guest whose rings are not in the memory that it gets while it is frozen fails when it goes on, and its peer does
+/// not wait for ever.
 #[test]
 pub fn rings_that_are_lost_in_a_freeze_end_their_qps() {
     without_upgrades();

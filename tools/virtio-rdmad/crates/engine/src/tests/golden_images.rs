@@ -220,7 +220,7 @@ fn connect(guest: &mut Guest, own: &Objects, peer: Gid) {
     guest.connect_tgt(own.target, peer, own.initiator);
 }
 
-/// Has a guest give pages to a memory region, and bind a memory window of each type.
+/// Makes a guest give pages to a memory region, and bind a memory window of each type.
 fn bind(guest: &mut Guest, own: &Objects) {
     let mr = guest.create_mr(own.pdn, 4).unwrap();
     let pages = [DATA + 0x5000, DATA + 0x2000];

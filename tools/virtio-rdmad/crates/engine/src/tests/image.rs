@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Saving and loading devices: what is refused, and what is left then. That nothing is lost, the schedules show, and all
-//! tests with the variable `UPGRADES`.
+//! Saving and loading devices: what is refused, and what is left then. That nothing is lost, the schedules show, and
+//! all tests with the variable `UPGRADES`.
 
 use std::sync::Arc;
 use std::time::Instant;

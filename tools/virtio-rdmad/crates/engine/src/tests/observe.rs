@@ -56,7 +56,7 @@ impl Observed {
         Self { pair, diaries }
     }
 
-    /// Has guest a send, and returns what was seen at both ends.
+    /// Makes guest A send, and returns the observations at both ends.
     fn send(&mut self, send: &Send) -> [Vec<(Option<u32>, Observation)>; 2] {
         let Self { pair, diaries } = self;
         let psn = psn(&pair.a, pair.ends[0].qpn);

@@ -389,8 +389,8 @@ fn post_sends(pair: &mut Pair, [a, b]: [u32; 2], count: u64) {
     }
 }
 
-/// A guest with a limit has its work requests done one after the other, in the network and over the wire. Those that wait
-/// are done later, in their order, and its peer has no limit.
+/// A guest with a limit has its work requests done one after the other, in the network and over the wire. Those that
+/// wait are done later, in their order, and its peer has no limit.
 #[test]
 fn work_requests_wait_for_their_turn() {
     const COUNT: u64 = 12;

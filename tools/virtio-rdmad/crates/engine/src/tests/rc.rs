@@ -190,8 +190,8 @@ pub fn no_answer_ends_in_retry_exceeded() {
     assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
 }
 
-/// IBA 9.7.6.1.3: a requester waits for an answer for up to four times the timeout. A program makes its QP ready to send
-/// while that of its peer is on the way there.
+/// IBA 9.7.6.1.3: a requester waits for an answer for up to four times the timeout. A program makes its QP ready to
+/// send while that of its peer is on the way there.
 #[test]
 fn a_peer_that_is_yet_to_receive_has_four_times_the_time() {
     let timeout = Duration::from_nanos(4096 << 14);

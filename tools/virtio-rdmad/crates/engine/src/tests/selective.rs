@@ -79,8 +79,8 @@ fn both_ends_learn_it_at_the_first_loss() {
     });
 }
 
-/// An adapter whose packets are routed adaptively is no peer that knows selective acknowledgements: each loss is told by a
-/// NAK at once, and it is not offered for ever.
+/// An adapter whose packets are routed adaptively is no peer that knows selective acknowledgements: each loss is told
+/// by a NAK at once, and it is not offered for ever.
 #[test]
 fn an_adapter_with_adaptive_routing_gets_naks() {
     // A connection that was loaded from an image offers it as often once more.

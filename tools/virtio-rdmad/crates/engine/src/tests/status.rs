@@ -96,9 +96,9 @@ fn a_summary_counts_what_the_status_lists() {
     with_rings(|| test(true));
 }
 
-/// A thread that counts what waits in rings reads the memory of a guest without the lock of a QP. No memory is given
+/// Makes the device carry out the operation that `begin` begins, which does not end while a thread reads memory for the
+/// status. Such a thread counts the work requests that wait in rings without the lock of a QP, so no memory is given
 /// away meanwhile.
-/// Has the device do what `begin` begins, which does not end while a thread reads memory for the status.
 fn waits_for_the_status(begin: impl FnOnce(&Guest)) -> Pair {
     let pair = Pair::new();
     let device = &pair.b.device;

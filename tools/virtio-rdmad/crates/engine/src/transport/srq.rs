@@ -82,9 +82,9 @@ pub(crate) fn visit(hca: &Hca, srq: Slot, budget: &mut Budget) -> bool {
     !is_done || !locked.is_empty()
 }
 
-/// Rouses as many requesters as there are work requests, within the budget. QPs whose responders are locked are `locked`:
-/// a peer sends to them, which may take as long as an access to memory does. Returns whether nobody else is to be roused
-/// before the next visit.
+/// Rouses as many requesters as there are work requests, within the budget. QPs whose responders are locked are
+/// `locked`: a peer sends to them, which may take as long as an access to memory does. Returns whether nobody else is
+/// to be roused before the next visit.
 fn rouse(hca: &Hca, srq: Slot, budget: &mut Budget, locked: &mut Vec<Slot>) -> bool {
     let now = hca.clock().now();
     while !budget.is_over() {

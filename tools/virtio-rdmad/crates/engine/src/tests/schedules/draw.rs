@@ -38,7 +38,7 @@ impl Plan {
         Self { guests, links, ends, queues }
     }
 
-    /// Has devices frozen now and then, if all guests keep their addresses.
+    /// Freezes devices now and then, if all guests keep their addresses.
     pub fn with_freezes(mut self, seed: u64) -> Self {
         let dice = &mut Dice::new(seed ^ 0x6672_6565);
         if self.guests.iter().any(|guest| !guest.absences.is_empty()) {
@@ -71,7 +71,7 @@ pub fn freezes(dice: &mut Dice) -> Vec<Freeze> {
     (0..count).map(one).collect()
 }
 
-/// Has some guests lose their addresses for a while.
+/// Takes the addresses of some guests away for a while.
 fn flap(dice: &mut Dice, guests: &mut [GuestPlan]) {
     for guest in guests {
         if dice.happens(500) {
@@ -82,8 +82,8 @@ fn flap(dice: &mut Dice, guests: &mut [GuestPlan]) {
     }
 }
 
-/// Has another guest, on any host, take over the address of a guest for ever, and returns the ends of its
-/// connection with a third one.
+/// Makes another guest, on any host, take over the address of a guest for ever. Returns the ends of its connection with
+/// a third one.
 fn take_over(dice: &mut Dice, links: &Links, guests: &mut Vec<GuestPlan>) -> [EndPlan; 2] {
     let count = guests.len() as u64;
     let (number, old) = (guests.len(), dice.below(count) as usize);

@@ -121,7 +121,7 @@ impl Hosts {
         Self { clock, network, fabrics, guests, free, places, upgrades: None, tells }
     }
 
-    /// Has the hosts upgraded at random times, from now on.
+    /// Upgrades the hosts at random times, from now on.
     pub fn upgrade(&mut self, seed: u64) {
         self.upgrades = Some(Dice::new(seed ^ 0x7570_6772));
     }
@@ -152,7 +152,7 @@ impl Hosts {
         reload(&mut guests, &self.fabrics[host]);
     }
 
-    /// Has each guest do a part of what it has to do.
+    /// Runs devices of some guests, for a part of their work.
     pub fn run_some(&self, dice: &mut Dice) {
         for _ in 0..dice.below(8) {
             let guest = &self.guests[dice.below(self.guests.len() as u64) as usize];
@@ -160,8 +160,8 @@ impl Hosts {
         }
     }
 
-    /// Loads images of the guests into devices, with some bytes changed, and runs those that are not refused. None of this
-    /// may panic, or take long. The guests' memory is of no use afterwards.
+    /// Loads images of the guests into devices, with some bytes changed, and runs those that are not refused. None of
+    /// this may panic, or take long. The guests' memory is of no use afterwards.
     pub fn load_damaged(&self, dice: &mut Dice) -> [usize; 2] {
         let mut counts = [0; 2];
         let images: Vec<_> = self.guests.iter().map(|guest| guest.device.save()).collect();

@@ -52,7 +52,7 @@ impl World {
         Self { plan, hosts, cqs, ends, queues, moves, freezes, dice, tells }
     }
 
-    /// Has the hosts upgraded meanwhile.
+    /// Upgrades the hosts meanwhile.
     pub fn with_upgrades(mut self, seed: u64) -> Self {
         self.hosts.upgrade(seed);
         self
