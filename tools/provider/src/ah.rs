@@ -9,7 +9,7 @@ use crate::{
     object::{Blank, Extended, Object, Owned, Ref},
 };
 
-/// An AH: `struct ibv_ah` and the provider's part.
+/// An AH: `struct ibv_ah` and the provider's private data.
 pub type Ah = Object<ibv_ah>;
 
 impl Extended for ibv_ah {

@@ -15,7 +15,8 @@ use crate::{
     qp_table::QpTable,
 };
 
-/// A context: the part of `struct verbs_context` that libibverbs hands out, and the provider's part.
+/// A context: the part of `struct verbs_context` that libibverbs hands out, and the provider's
+/// private data.
 /// What stands in front of it depends on the release: [`crate::libibverbs`].
 pub type Context = Object<ibv_context>;
 
@@ -84,7 +85,7 @@ pub fn import(context: Ref<'_, ibv_context>) -> Result<ContextPrivate> {
 }
 
 impl ContextPrivate {
-    /// Returns the provider's part of a context that the kernel describes so.
+    /// Returns the private data of a context that the kernel describes so.
     ///
     /// # Errors
     ///

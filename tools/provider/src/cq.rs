@@ -23,7 +23,7 @@ use core::{ffi::c_int, mem::MaybeUninit, slice};
 /// libibverbs allocates for the kernel's answer.
 const POLL_BATCH: usize = 256;
 
-/// A CQ: `struct verbs_cq` and the provider's part.
+/// A CQ: `struct verbs_cq` and the provider's private data.
 pub type Cq = Object<verbs_cq>;
 
 impl Extended for verbs_cq {
@@ -45,7 +45,7 @@ impl CqPrivate {
     }
 
     /// Returns the private data of a CQ that the kernel does not know. Its completions have the
-    /// fields of `flags` (`IBV_WC_EX_WITH_*`).
+    /// fields that `flags` (`IBV_WC_EX_WITH_*`) names.
     #[cfg(test)]
     pub fn without_kernel(ring: Option<CqRing>, flags: u32) -> Self {
         Self { state: Lock::new(CqState::new(ring, flags)), domain: Domain::NONE }
@@ -97,7 +97,7 @@ pub fn create_ex(
     new(context, attr, wc_flags as u32)
 }
 
-/// Creates a CQ, whose completions have the fields of `flags` (`IBV_WC_EX_WITH_*`).
+/// Creates a CQ, whose completions have the fields that `flags` (`IBV_WC_EX_WITH_*`) names.
 fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owned<Cq>> {
     let cq = Blank::<verbs_cq>::new()?;
     let Attr { cqe, channel, comp_vector, domain } = attr;

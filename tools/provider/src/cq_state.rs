@@ -19,8 +19,8 @@ pub struct CqState {
 }
 
 impl CqState {
-    /// Returns the state of a new CQ, whose completions have the fields of `flags`
-    /// (`IBV_WC_EX_WITH_*`).
+    /// Returns the state of a new CQ, whose completions have the fields that `flags`
+    /// (`IBV_WC_EX_WITH_*`) names.
     pub fn new(ring: Option<CqRing>, flags: u32) -> Self {
         let wc = MaybeUninit::new(ibv_wc::default());
         Self { ring, poll: Poll { wc, device_time: 0, wallclock: 0, flags } }

@@ -181,7 +181,7 @@ fn without_call(library: &Library) -> Opcodes {
     .fold(Opcodes::of(&[]), |all, (_, opcodes)| all.union(opcodes))
 }
 
-/// Gives a context its verbs and the provider's part.
+/// Gives a context its verbs and the provider's private data.
 ///
 /// # Errors
 ///
@@ -189,7 +189,7 @@ fn without_call(library: &Library) -> Opcodes {
 ///
 /// # Safety
 ///
-/// The context is of the copy, has room for the provider's part, and nobody else uses it.
+/// The context is of the copy, has room for the private data, and nobody else uses it.
 unsafe fn complete(
     library: &Library,
     context: Ref<'_, ibv_context>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! The limits of a work request on a QP, and of a program that creates an object.
+//! The limits of a work request on a QP, and of an object that a program creates.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -214,7 +214,7 @@ impl Sizes {
         Ok(())
     }
 
-    /// Checks the capabilities that a program asks for in a QP. With an SRQ the QP has no receive
+    /// Checks the capabilities of a QP that a program asks for. With an SRQ the QP has no receive
     /// queue.
     pub fn check_qp(&self, cap: &ibv_qp_cap, has_srq: bool) -> Result<(), Cause> {
         most!(cap.max_send_wr, self.max_qp_wr, "a QP of %u sends is wanted, and the most is %u");
@@ -233,7 +233,7 @@ impl Sizes {
         Ok(())
     }
 
-    /// Checks the sizes that a program asks for in an SRQ.
+    /// Checks the sizes of an SRQ that a program asks for.
     pub fn check_srq(&self, max_wr: u32, max_sge: u32) -> Result<(), Cause> {
         most!(max_wr, self.max_srq_wr, "an SRQ of %u receives is wanted, and the most is %u");
         most!(

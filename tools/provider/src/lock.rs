@@ -15,7 +15,7 @@ use core::{
     sync::atomic::Ordering::{Acquire, Relaxed, Release},
 };
 
-/// The number of looks at a taken lock before a thread gives up the processor.
+/// The number of times that a thread looks at a taken lock before it gives up the processor.
 const SPINS: u32 = 200;
 
 /// The number of threads that use an object at a time.

@@ -15,9 +15,9 @@ use core::ffi::c_int;
 /// # Errors
 ///
 /// ENOMEM; the kernel's.
-pub fn register(pd: Ref<'_, ibv_pd>, region: MrRange) -> Result<Owned<verbs_mr>> {
+pub fn register(pd: Ref<'_, ibv_pd>, range: MrRange) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
-    cmd::mr::register(pd, region, mr.as_ref())?;
+    cmd::mr::register(pd, range, mr.as_ref())?;
     Ok(mr)
 }
 
@@ -26,9 +26,9 @@ pub fn register(pd: Ref<'_, ibv_pd>, region: MrRange) -> Result<Owned<verbs_mr>>
 /// # Errors
 ///
 /// ENOMEM; the kernel's.
-pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, region: MrRange, fd: c_int) -> Result<Owned<verbs_mr>> {
+pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, range: MrRange, fd: c_int) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
-    cmd::mr::register_dmabuf(pd, region, fd, mr.as_ref())?;
+    cmd::mr::register_dmabuf(pd, range, fd, mr.as_ref())?;
     Ok(mr)
 }
 

@@ -80,16 +80,17 @@ pub unsafe trait Zeroable {}
 
 /// A C structure behind which the provider keeps private data of its own.
 pub trait Extended {
-    /// The private data of the provider: `CqPrivate` behind `struct verbs_cq`. Any thread may read it.
+    /// The private data of the provider: `CqPrivate` behind `struct verbs_cq`. Any thread may read
+    /// it.
     type Private: Sync;
 }
 
-/// A C object, and the provider's part of it.
+/// A C object, and the provider's private data.
 #[repr(C)]
 pub struct Object<V: Extended> {
     /// The part of libibverbs; first, because libibverbs hands out its address.
     verbs: V,
-    /// The provider's part.
+    /// The provider's private data.
     private: V::Private,
 }
 
@@ -241,7 +242,7 @@ impl<'a, V: Extended> Ref<'a, Object<V>> {
         unsafe { self.project(|object| &raw mut (*object).verbs) }
     }
 
-    /// Returns the provider's part.
+    /// Returns the provider's private data.
     pub fn private(self) -> &'a V::Private {
         // SAFETY: the field is initialised, and not written to since the
         // object was handed out.
@@ -260,7 +261,7 @@ impl<V: Extended> Ref<'_, Object<V>> {
         unsafe { (&raw mut (*self.as_ptr()).private).write(private) };
     }
 
-    /// Drops the provider's part of an object in memory of libibverbs.
+    /// Drops the provider's private data of an object in memory of libibverbs.
     ///
     /// # Safety
     ///
@@ -294,7 +295,7 @@ mod tests {
         type Private = Dropped;
     }
 
-    /// The provider's part, which counts how often it is dropped.
+    /// Private data, which counts how often it is dropped.
     struct Dropped(Arc<AtomicU32>);
 
     impl Drop for Dropped {
@@ -307,7 +308,7 @@ mod tests {
         Blank::<Tested>::new().unwrap().finish(Dropped(Arc::clone(count)))
     }
 
-    /// libibverbs finds its part where the object begins, and the provider's part behind it.
+    /// libibverbs finds its part where the object begins; the provider's private data is behind it.
     #[test]
     fn libibverbs_part_comes_first() {
         let count = Arc::default();
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(count.load(Relaxed), 2);
     }
 
-    /// An object that was not completed does not have the provider's part, which is not dropped.
+    /// An object that was not completed has no private data, and none is dropped.
     #[test]
     fn a_blank_drops_nothing() {
         let blank = Blank::<Tested>::new().unwrap();

@@ -78,7 +78,7 @@ fn complete(memory: &Memory, index: u32) {
     memory.word(LAP).store(index + 1, Release);
 }
 
-/// Has the device take the work request with an index. Returns whether it saw the request.
+/// Makes the device take the work request with an index. Returns whether it saw the request.
 fn take(memory: &Memory, index: u32) -> bool {
     let sees = memory.word(PRODUCER).load(Acquire) == index + 1;
     if sees {

@@ -22,8 +22,8 @@ use core::{
     },
 };
 
-/// A queue whose doorbell a command rings, by its object of libibverbs. [`crate::doorbell::Queue`] names it by the
-/// provider's object.
+/// A queue whose doorbell a command rings, named by its object of libibverbs.
+/// [`crate::doorbell::Queue`] names it by the provider's object.
 #[derive(Clone, Copy)]
 pub enum VerbsQueue<'a> {
     /// The send queue of a QP.

@@ -19,7 +19,7 @@ use crate::{
     users::{Hold, Users},
 };
 
-/// A PD: `struct ibv_pd` and the provider's part.
+/// A PD: `struct ibv_pd` and the provider's private data.
 pub type Pd = Object<ibv_pd>;
 
 impl Extended for ibv_pd {
@@ -43,8 +43,8 @@ struct Parent {
     _td: Option<Hold>,
 }
 
-/// The lock of an object and the source of its memory. Keeps the parent domain whose memory
-/// functions the object uses.
+/// The number of threads that use an object, which decides how it is locked, and the source of its
+/// memory. Keeps the parent domain whose memory functions the object uses.
 pub struct Domain {
     /// The number of threads that use the object at a time.
     pub threads: Threads,

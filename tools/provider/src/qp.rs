@@ -21,7 +21,7 @@ use crate::{
 };
 use core::ffi::c_int;
 
-/// A QP: `struct ibv_qp` and the provider's part.
+/// A QP: `struct verbs_qp` and the provider's private data.
 pub type Qp = Object<verbs_qp>;
 
 impl Extended for verbs_qp {
@@ -40,7 +40,7 @@ pub struct QpPrivate {
 }
 
 impl QpPrivate {
-    /// Returns the provider's part of an XRC target, to which nobody posts.
+    /// Returns the private data of an XRC target, to which nobody posts.
     fn of_xrc_target() -> Self {
         Self { limits: Limits::of_receives(0), rings: None, _domain: Domain::NONE }
     }
@@ -218,7 +218,7 @@ impl Queues {
         request
     }
 
-    /// Returns the capabilities of the QP, where the program asked for `cap`.
+    /// Returns the capabilities that the QP really has, if the program asked for `cap`.
     fn cap(&self, cap: ibv_qp_cap) -> ibv_qp_cap {
         ibv_qp_cap {
             max_send_wr: self.send.ring().depth(),

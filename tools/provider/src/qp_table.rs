@@ -29,7 +29,7 @@ const NUMBERS: usize = 1 << 24;
 /// The number of QP numbers in a chunk.
 const CHUNK: usize = 1 << 8;
 
-/// How far the work requests of the two queues of a QP are.
+/// The progress of the work requests of the two queues of a QP.
 ///
 /// Threads that post sends, post receives and poll each CQ write to cache lines of their own.
 #[repr(C)]
@@ -49,8 +49,8 @@ pub struct QueueProgress {
     posted: Posted,
 }
 
-/// The state that the thread that polls the CQ of a queue reads and writes, under the lock of the
-/// CQ.
+/// The state of a queue that a thread reads and writes while it polls the CQ of the queue, under
+/// the lock of the CQ.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct Polled {
@@ -64,7 +64,7 @@ struct Polled {
     cq: AtomicPtr<Lock<CqState>>,
 }
 
-/// The state that the thread that posts to a queue writes.
+/// The state of a queue that a thread writes while it posts to the queue.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct Posted {

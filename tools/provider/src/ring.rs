@@ -123,7 +123,8 @@ impl Allocator {
     }
 }
 
-/// A region of rings: memory that the driver pins and the device shares, for the rings of a QP, CQ or SRQ.
+/// A region of rings: memory that the driver pins and the device shares, for the rings of a QP, CQ
+/// or SRQ.
 pub struct RingRegion {
     base: NonNull<u8>,
     len: usize,

@@ -36,7 +36,7 @@ const HEAD: Head = Head::new(
 );
 const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_srq_ring, consumer));
 
-/// An SRQ: `struct verbs_srq` and the provider's part.
+/// An SRQ: `struct verbs_srq` and the provider's private data.
 pub type Srq = Object<verbs_srq>;
 
 impl Extended for verbs_srq {
@@ -161,7 +161,7 @@ impl SrqPrivate {
     }
 }
 
-/// Returns the provider's part of an SRQ in `pd`.
+/// Returns the private data of an SRQ in `pd`.
 ///
 /// # Errors
 ///

@@ -11,7 +11,7 @@ use crate::{
     users::Users,
 };
 
-/// A thread domain: `struct ibv_td` and the provider's part.
+/// A thread domain: `struct ibv_td` and the provider's private data.
 pub type Td = Object<ibv_td>;
 
 impl Extended for ibv_td {

@@ -44,7 +44,7 @@ pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
-/// The data of a send entry: SGEs, or bytes inline.
+/// The form of the data in a send entry: a number of SGEs, or of bytes inline.
 #[derive(Clone, Copy)]
 struct Data {
     num_sge: u8,
@@ -115,8 +115,8 @@ pub fn recv(
     put_sges(sges, &mut entry)
 }
 
-/// Returns the data of an entry for the SGEs. With `max_inline`, the entry holds the data, of at
-/// most as many bytes.
+/// Returns the form of the data that the SGEs name. With `max_inline`, the entry holds the data, of
+/// at most as many bytes.
 ///
 /// # Errors
 ///
@@ -300,9 +300,9 @@ fn flushing(wr: &ibv_send_wr, flush: Flush) -> virtio_rdma_ring_flush_wqe {
 /// The operands that only work requests with one opcode have.
 #[derive(Clone, Copy)]
 pub enum Body {
-    /// The fields of BIND_MW.
+    /// The operands of BIND_MW.
     Bind(Bind),
-    /// The fields of FLUSH.
+    /// The operands of FLUSH.
     Flush(Flush),
     /// The word that ATOMIC_WRITE writes, as it stands in memory.
     Word([u8; 8]),

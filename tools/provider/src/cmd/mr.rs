@@ -28,16 +28,16 @@ pub struct MrRange {
 
 /// Registers memory and fills in `mr`. The kernel pins and checks it: an
 /// address that is not the program's ends in EFAULT.
-pub fn register(pd: Ref<'_, ibv_pd>, region: MrRange, mr: Ref<'_, verbs_mr>) -> Result {
-    // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the region's
+pub fn register(pd: Ref<'_, ibv_pd>, range: MrRange, mr: Ref<'_, verbs_mr>) -> Result {
+    // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the range's
     // address as a number and does not follow it.
     exchange_core(|cmd, len, resp, resp_len| unsafe {
         ibv_cmd_reg_mr(
             pd.as_ptr(),
-            ptr::without_provenance_mut(region.start),
-            region.length,
-            region.iova,
-            region.access,
+            ptr::without_provenance_mut(range.start),
+            range.length,
+            range.iova,
+            range.access,
             mr.as_ptr(),
             cmd,
             len,
@@ -47,11 +47,11 @@ pub fn register(pd: Ref<'_, ibv_pd>, region: MrRange, mr: Ref<'_, verbs_mr>) -> 
     })
 }
 
-/// Registers memory of the dma-buf behind `fd`, where `region.start` is its
+/// Registers memory of the dma-buf behind `fd`, where `range.start` is its
 /// offset, and fills in `mr`. The kernel checks both.
 pub fn register_dmabuf(
     pd: Ref<'_, ibv_pd>,
-    region: MrRange,
+    range: MrRange,
     fd: c_int,
     mr: Ref<'_, verbs_mr>,
 ) -> Result {
@@ -60,11 +60,11 @@ pub fn register_dmabuf(
     Errno::check(unsafe {
         ibv_cmd_reg_dmabuf_mr(
             pd.as_ptr(),
-            region.start as u64,
-            region.length,
-            region.iova,
+            range.start as u64,
+            range.length,
+            range.iova,
             fd,
-            region.access,
+            range.access,
             mr.as_ptr(),
             ptr::null_mut(),
         )
@@ -81,7 +81,7 @@ pub fn reregister(
     mr: Ref<'_, verbs_mr>,
     flags: c_int,
     pd: Option<Ref<'_, ibv_pd>>,
-    region: MrRange,
+    range: MrRange,
 ) -> Result {
     if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
         let mr = mr.mr();
@@ -91,17 +91,17 @@ pub fn reregister(
             flags as u32
         )));
     }
-    // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the region's
+    // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the range's
     // address as a number and does not follow it; it reads the PD only if `flags` name one, and the
     // PD is not null then.
     exchange_core(|cmd, len, resp, resp_len| unsafe {
         ibv_cmd_rereg_mr(
             mr.as_ptr(),
             flags as u32,
-            ptr::without_provenance_mut(region.start),
-            region.length,
-            region.iova,
-            region.access,
+            ptr::without_provenance_mut(range.start),
+            range.length,
+            range.iova,
+            range.access,
             pd.map_or(ptr::null_mut(), |pd| pd.as_ptr()),
             cmd,
             len,

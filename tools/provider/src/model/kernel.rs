@@ -17,7 +17,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Has the next `count` commands fail.
+    /// Makes the next `count` commands fail.
     pub fn fail(&self, count: u32, errno: u32) {
         self.errno.store(errno as i32, Ordering::Relaxed);
         self.failures.store(count, Ordering::Relaxed);

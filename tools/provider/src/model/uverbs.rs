@@ -82,19 +82,19 @@ impl Kernel {
         Self(PhantomData)
     }
 
-    /// Has the next command that has room for an attribute answer it.
+    /// Makes the next command that has room for an attribute answer it.
     pub fn answer<T>(&self, attr: u32, value: T) {
         // SAFETY: the tests name types of integers without padding.
         let bytes = unsafe { slice::from_raw_parts((&raw const value).cast(), size_of::<T>()) };
         with(|state| state.answers.push((attr, bytes.to_vec())));
     }
 
-    /// Has the next command fail.
+    /// Makes the next command fail.
     pub fn fail(&self, errno: u32) {
         self.fail_after(0, errno);
     }
 
-    /// Has a command fail after as many that succeed.
+    /// Makes a command fail after as many that succeed.
     pub fn fail_after(&self, commands: u32, errno: u32) {
         with(|state| state.failure = Some((commands, errno)));
     }

@@ -20,9 +20,9 @@ pub(super) unsafe extern "C" fn reg_mr(
     hca_va: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    let region = MrRange { start: addr.addr(), length, iova: hca_va, access };
+    let range = MrRange { start: addr.addr(), length, iova: hca_va, access };
     // SAFETY: the program passes a live PD.
-    created(mr::register(unsafe { Ref::new(pd) }, region))
+    created(mr::register(unsafe { Ref::new(pd) }, range))
 }
 
 pub(super) unsafe extern "C" fn reg_dmabuf_mr(
@@ -34,9 +34,9 @@ pub(super) unsafe extern "C" fn reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // The provider is for processors with addresses of 64 bits.
-    let region = MrRange { start: offset as usize, length, iova, access };
+    let range = MrRange { start: offset as usize, length, iova, access };
     // SAFETY: the program passes a live PD.
-    created(mr::register_dmabuf(unsafe { Ref::new(pd) }, region, fd))
+    created(mr::register_dmabuf(unsafe { Ref::new(pd) }, range, fd))
 }
 
 pub(super) unsafe extern "C" fn rereg_mr(
@@ -47,11 +47,11 @@ pub(super) unsafe extern "C" fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let region = MrRange { start: addr.addr(), length, iova: addr.addr() as u64, access };
+    let range = MrRange { start: addr.addr(), length, iova: addr.addr() as u64, access };
     // SAFETY: the program passes a live MR; the PD is live, or null where the program asks for no
     // other one.
     let (mr, pd) = unsafe { (Ref::new(mr), (!pd.is_null()).then(|| Ref::new(pd))) };
-    code(cmd::mr::reregister(mr, flags, pd, region))
+    code(cmd::mr::reregister(mr, flags, pd, range))
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
