@@ -69,7 +69,7 @@ struct Ready {
     clients: Vec<bool>,
 }
 
-/// The server of the clients.
+/// The server of the control socket.
 struct Server<'a> {
     socket: &'a Socket,
     service: VarlinkService,

@@ -75,7 +75,7 @@ pub enum DaemonError {
     /// An uplink cannot be opened.
     #[error("{name}: {error}")]
     Way {
-        /// The way of its packets.
+        /// The name of the way by which the uplink carries packets.
         name: String,
         /// The reason.
         error: Error,
@@ -346,7 +346,7 @@ impl Sockets {
         guests.chain(nics).chain(self.control.as_deref()).for_each(f);
     }
 
-    /// Makes their files go when the process ends, because it serves now.
+    /// Notes that the files of the sockets are to be removed when the process ends, because it serves now.
     fn own(&self, remover: &mut Option<Remover>) {
         self.each(|socket| socket.set_stays(false));
         set_stay(remover, false);

@@ -77,10 +77,10 @@ impl engine::Wake for Link {
 
 /// A guest.
 pub struct Guest {
-    /// The specification with which the guest came. Its policy may have changed since: [`Self::current`] is the
-    /// specification now.
+    /// The specification with which the guest came. The policy may have changed since: [`Self::current`] is the present
+    /// specification.
     pub spec: GuestSpec,
-    /// The specification now.
+    /// The present specification.
     pub current: Mutex<GuestSpec>,
     /// The specification as the origin of the guest names it. The policy may have been set to something else.
     pub named: Mutex<GuestSpec>,
@@ -129,7 +129,7 @@ impl Guest {
         Duration::from_nanos(self.work.load(Ordering::Relaxed))
     }
 
-    /// Ends the state that is kept for a later process, because the guest is removed.
+    /// Gives up the state that is kept for a later process, because the guest is removed.
     pub fn end(&self) {
         if let Some(mut kept) = self.kept() {
             kept.end();
@@ -144,7 +144,7 @@ impl Guest {
         }
     }
 
-    /// Returns the specification now.
+    /// Returns the present specification.
     pub fn current(&self) -> GuestSpec {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -154,8 +154,8 @@ impl Guest {
         self.named.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes the policy of the guest, also for a later process. With `renamed`, the origin of the guest names it so.
-    /// An error changes nothing.
+    /// Changes the policy of the guest, also for a later process. With `renamed`, the origin of the guest names this
+    /// policy. An error changes nothing.
     pub fn set_policy(&self, change: &PolicyChange, renamed: bool) -> Result<GuestSpec, SpecError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,8 +172,8 @@ impl Guest {
         Ok(spec)
     }
 
-    /// Returns the word that a worker writes on the board while it works for the guest, or 0 if nothing of the guest is
-    /// kept for a later process.
+    /// Returns the subject that a worker writes on the board while it works for the guest, or 0 if nothing of the guest
+    /// is kept for a later process.
     pub fn subject(&self) -> u64 {
         self.kept().map_or(0, |kept| kept.subject())
     }

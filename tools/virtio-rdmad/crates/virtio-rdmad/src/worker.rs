@@ -120,7 +120,7 @@ pub struct Worker {
     round_work: Duration,
     /// Rounds without work since there was work.
     idle_rounds: u32,
-    /// The time of a round without work, when one was last measured.
+    /// The time that a round without work took when one was last timed.
     idle_round: Duration,
 }
 
@@ -216,8 +216,8 @@ impl Worker {
         &self.mailboxes[self.index]
     }
 
-    /// Handles the messages of VMMs that this process has read and not yet handled, because another process is to go on
-    /// with the guests. The worker does not run any more.
+    /// Completes all messages of VMMs that this process has read, because another process is to go on with the guests.
+    /// Returns the states of the connections. The worker does not run any more.
     pub fn finish(&mut self) -> Vec<Option<ConnectionState>> {
         // Guests that are on their way to this worker are left as well. None goes to another one any more.
         let Inbox { connected, .. } = self.mailbox().take_inbox();

@@ -17,8 +17,8 @@ pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
     add_to(&options.running.control, &options.guest, false)
 }
 
-/// Makes the sockets of a guest, and has the process behind the control socket serve the guest, which its configuration
-/// file may have.
+/// Makes the sockets of a guest, and adds the guest to the process behind the control socket. The configuration file of
+/// the process may have the guest.
 pub fn add_to(
     control: &Path,
     guest: &GuestSpec,
@@ -39,7 +39,7 @@ pub fn add_to(
     Ok(())
 }
 
-/// Removes a guest from the process, and its sockets.
+/// Removes a guest from the process, and removes the sockets of the guest.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
     let RemoveOptions { running, drain, name } = options;
     if !remove_from(&running.control, name, *drain)? {

@@ -15,8 +15,9 @@ pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {
     Ok(set(&options.running.control, &options.name, &options.policy, false)?)
 }
 
-/// Changes the policy of the guest of this name in the process behind the control socket, maybe because the guest's
-/// configuration file says so. A process of an earlier version takes a text, or does not distinguish the reason.
+/// Changes the policy of the guest of this name in the process behind the control socket, maybe because the
+/// configuration file of the process says so. A process of an earlier version takes a text, or does not distinguish the
+/// reason.
 pub fn set(
     control: &Path,
     name: &str,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The reports of events of messages, of which clients that trace a guest are told.
+//! The reports that a client gets of the guest that it traces: the events of messages, and the frames.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The reports of events, of which clients that watch are told.
+//! The reports of events that clients get when they watch.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

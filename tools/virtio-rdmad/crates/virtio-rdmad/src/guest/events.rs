@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Events of guests, of which clients of the control socket that watch are told.
+//! The events of guests that clients of the control socket are told of when they watch.
 //!
 //! A queue holds the events that clients are yet to be told of. It has a bound, and a thread that adds an event does
 //! not wait.

@@ -451,8 +451,8 @@ impl Guests {
         Ok(guest)
     }
 
-    /// Changes the policy of the guest of this name, while it runs; with `in_file` because its configuration file says
-    /// so. Returns the specification now.
+    /// Changes the policy of the guest of this name while the process runs; with `in_file` because the configuration
+    /// file of the process says so. Returns the present specification.
     pub fn set_policy(
         &self,
         name: &str,

@@ -31,7 +31,7 @@ pub struct Inbox {
 /// The part of a worker that other threads may use, all of it at any time. Guests are named by their
 /// index.
 pub struct Mailbox {
-    /// Wakes the worker, which then takes the contents of its inbox.
+    /// Wakes the worker, which then takes the contents of this mailbox.
     pub waker: Waker,
     /// The use that the worker makes of its time.
     pub times: Times,

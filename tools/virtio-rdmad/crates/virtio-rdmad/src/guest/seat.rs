@@ -40,7 +40,7 @@ impl Seat {
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Makes the next VMM that connects wait if the VMM that has the place has ended. Returns whether that is so.
+    /// Makes a VMM that connects now wait if the VMM that has the place has ended. Returns whether that is so.
     pub fn awaits(&self) -> bool {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let has_ended = taken.as_ref().is_none_or(is_closed);

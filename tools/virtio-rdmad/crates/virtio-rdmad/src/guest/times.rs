@@ -50,9 +50,9 @@ pub struct Reading {
     pub sleeps: u64,
     /// Whether it sleeps now.
     pub asleep: bool,
-    /// The times of rounds with work.
+    /// The durations of rounds with work.
     pub worked_rounds: histogram::Reading,
-    /// The times of turns of guests with work.
+    /// The durations of turns with work.
     pub turns: histogram::Reading,
 }
 

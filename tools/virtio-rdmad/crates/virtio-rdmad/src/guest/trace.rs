@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The messages of guests that clients of the control socket trace, and the frames that they capture.
+//! Observers of the guests whose messages clients of the control socket trace, or whose frames they capture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Makes the observers, of which no guest has one yet.
+    /// Makes this without observers: no guest is traced yet.
     pub fn new(guests: Arc<Guests>) -> Result<Self, Errno> {
         let seen = Arc::new(EventQueue::with_room(MAX_SEEN)?);
         seen.set_watched(true);

@@ -60,8 +60,8 @@ struct More {
     last_abort: u64,
 }
 
-/// The most processes that may abort while they serve one guest. Then its VMM is disconnected, so that the other guests
-/// go on.
+/// The number of processes that abort while they serve one guest before its VMM is disconnected, so that the other
+/// guests go on.
 const MOST_ABORTS: u8 = 3;
 
 /// After this time in nanoseconds without another abort, those before do not count any more.
@@ -82,10 +82,10 @@ pub struct Connected {
     pub said: Option<Said>,
 }
 
-/// The state of a connection that another process has served.
+/// The state of a connection that another process has served, and the image of the device.
 #[derive(Debug)]
 pub struct Said {
-    /// Everything that the VMM has said so far.
+    /// The state of the connection.
     pub state: ConnectionState,
     /// The image of the device, if that process has ended in order.
     pub image: Option<Vec<u8>>,
@@ -225,7 +225,7 @@ impl Kept {
         }
     }
 
-    /// Returns the word that a thread writes on the board while it works for the guest.
+    /// Returns the subject that a thread writes on the board while it works for the guest.
     pub fn subject(&self) -> u64 {
         self.number() + 1
     }
@@ -299,14 +299,14 @@ impl Kept {
         postcard::to_extend(&self.more, record)
     }
 
-    /// Ends this, because the guest is removed. The record says so at once, because the service manager may not have
-    /// read the message when this process is killed.
+    /// Gives this up, because the guest is removed. The record says so at once, because the service manager may not
+    /// have read the message when this process is killed.
     pub fn end(&mut self) {
         self.set_leaves();
         self.ender()();
     }
 
-    /// Returns a function that does the same, also when this value has another owner or is gone.
+    /// Returns a function that makes the service manager forget the guest, also when this has another owner or is gone.
     pub fn ender(&self) -> impl Fn() {
         let (manager, name) = (self.manager.clone(), self.name.clone());
         move || manager.forget(&name)
@@ -381,11 +381,11 @@ pub fn now() -> u64 {
 
 /// A guest that another process has served.
 pub struct Left {
-    /// What is kept of it.
+    /// The state that is kept of the guest.
     pub kept: Kept,
     /// The guest.
     pub spec: GuestSpec,
-    /// Who had named it.
+    /// The origin that has named the guest.
     pub origin: Origin,
     /// The socket that its VMM connects to, if that was kept.
     pub listener: Option<OwnedFd>,
@@ -592,7 +592,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Returns what is written on the board.
+    /// Returns the subject that is written on the board.
     pub fn subject(self) -> u64 {
         match self {
             Self::Nobody => 0,

@@ -17,7 +17,7 @@ pub struct User {
     gid: u32,
 }
 
-/// The error of a `--user`.
+/// The error of a value of `--user` that is not UID:GID.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("\"{0}\" is not UID:GID, two numbers other than 0")]
 pub struct UserError(String);

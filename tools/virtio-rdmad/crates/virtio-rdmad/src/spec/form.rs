@@ -215,7 +215,7 @@ pub fn text_of(keys: &[&str], map: &Map) -> String {
     pairs.collect::<Vec<_>>().join(",")
 }
 
-/// Replaces the values "default" of a text by null, which stands for guests without the key.
+/// Replaces each value "default" of a text by null, which stands for a guest without the key.
 pub fn with_defaults(map: Map) -> Map {
     let value = |value: Value| if value == DEFAULT { Value::Null } else { value };
     map.into_iter().map(|(key, of)| (key, value(of))).collect()

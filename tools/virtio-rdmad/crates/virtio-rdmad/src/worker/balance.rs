@@ -71,7 +71,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Makes a balance of these workers.
+    /// Makes the balance of these workers, which has not looked yet.
     pub fn new(workers: Arc<[Mailbox]>) -> Self {
         Self { workers, looked: None, seen: HashMap::new() }
     }

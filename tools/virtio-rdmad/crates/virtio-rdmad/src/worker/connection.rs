@@ -149,7 +149,7 @@ pub enum State {
 pub struct Connection {
     /// The guest.
     pub guest: Arc<Guest>,
-    /// The word that a worker that serves the guest writes on the board.
+    /// The subject that a worker writes on the board while it serves the guest.
     pub subject: u64,
     /// Whether the guest gets turns.
     pub state: State,
@@ -170,7 +170,7 @@ pub struct Connection {
     needs_reset: bool,
     /// Losses of memory of all guests when this one's memory was last checked.
     losses: u64,
-    /// The result of the last run of the device.
+    /// The result of the last round of the device, before a reset that ends the connection.
     next: Next,
     /// Why the connection has ended, while the reset that follows is under way.
     ended: Option<Ended>,
@@ -278,8 +278,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// Handles the messages of the VMM that this process has read and not yet handled, because another process is to go
-    /// on with the guest. Returns the state of the connection.
+    /// Completes all messages of the VMM that this process has read, because another process is to go on with the
+    /// guest. Returns the state of the connection.
     pub fn finish(&mut self) -> Result<ConnectionState, Ended> {
         if let Some(ended) = self.ended.take() {
             return Err(ended);

@@ -137,7 +137,7 @@ impl Crew {
     }
 
     /// Makes the workers load their guests, and waits until they have done so. The state that another process has left
-    /// does not change. Returns the guests that cannot be read.
+    /// does not change. Returns an error for each guest that cannot be read.
     pub fn load(&self) -> Vec<Unreadable> {
         self.decision.loads.store(true, Ordering::SeqCst);
         self.member.step();

@@ -22,7 +22,7 @@ const RELIEF: Duration = Duration::from_millis(10);
 /// The thread that takes in the frames of an uplink, as one worker sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
-    /// Somebody else. The worker takes it over from this time on, if it may.
+    /// Another thread. The worker takes the intake over from this time on, if it may.
     Away(Instant),
     /// The worker, in each round.
     Runnable,

@@ -86,7 +86,7 @@ const BACKOFF: u32 = 64;
 /// for the guest too, whose own CPUs may be what waits for the processor.
 #[derive(Debug, Default)]
 pub struct Contention {
-    /// The number of times that the worker still sleeps at once.
+    /// The number of times that the worker is yet to sleep at once.
     backoff: u32,
 }
 

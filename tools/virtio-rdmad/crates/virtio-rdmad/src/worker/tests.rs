@@ -290,7 +290,7 @@ fn looks_in_vain_before_work_are_no_work() {
     assert_eq!(worker.count_work().ran, Duration::ZERO);
 }
 
-/// Has the worker of a guest hand it to the other one.
+/// Makes the worker of a guest hand the guest to the other worker.
 fn send_away(worker: &Worker, guest: &Guest) {
     let to = 1 - worker.index;
     assert!(worker.mailbox().order(Order::SendAway(guest.index, to)).is_ok());
