@@ -147,7 +147,7 @@ impl Hostile {
         std::mem::take(&mut self.needs_reset)
     }
 
-    /// Has the transport ask for a reset, as long as that was ordered.
+    /// Makes the transport ask for a reset, as long as that was ordered.
     fn ask_for_reset(&mut self) {
         if self.resets > 0 {
             self.resets -= 1;

@@ -124,21 +124,21 @@ impl Chunk<'_> {
         Ok(())
     }
 
-    /// Adds to the first 64-bit word of the chunk, in the host's byte order, and returns its value before. The addition
-    /// is atomic for the guest's processors too.
+    /// Adds to the first 64-bit word of the chunk, in the host's byte order, and returns the value that the word had
+    /// before. The addition is atomic for the guest's processors too.
     pub fn fetch_add_u64(self, add: u64) -> Result<u64, MemoryError> {
         Ok(self.word()?.fetch_add(add, Ordering::SeqCst))
     }
 
-    /// Writes the first 64-bit word of the chunk. A reader, the guest's processors too, finds the whole old value or
-    /// the whole new one.
+    /// Writes the first 64-bit word of the chunk. Each reader, also a processor of the guest, finds the whole old value
+    /// or the whole new one.
     pub fn store_u64(self, value: u64) -> Result<(), MemoryError> {
         self.word()?.store(value, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Replaces the first 64-bit word of the chunk by `swap` if it is `compare`, and returns its value before. This is
-    /// atomic for the guest's processors too.
+    /// Replaces the first 64-bit word of the chunk by `swap` if it is `compare`, and returns the value that the word
+    /// had before. This is atomic for the guest's processors too.
     pub fn compare_exchange_u64(self, compare: u64, swap: u64) -> Result<u64, MemoryError> {
         let result =
             self.word()?.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);

@@ -24,7 +24,7 @@ pub(crate) struct Mapping {
     writable: bool,
     /// For small pages of a file: a bit for each block of [`BLOCK`] bytes whose pages were all touched.
     touched: Option<Box<[AtomicU64]>>,
-    /// The registration for the handler of SIGBUS, of memory of a file, which can be lost.
+    /// The registration with the handler of SIGBUS; only for memory of a file, because only that can be lost.
     registration: Option<Registration>,
     /// Counts a mapping of a file among those of its guest, until it is unmapped.
     _place: Option<Place>,

@@ -86,7 +86,7 @@ impl Uplink {
     ///
     /// # Errors
     ///
-    /// Those of [`tap::PacketSocket::set_stations`]. It carries packets to the guests from before then.
+    /// Those of [`tap::PacketSocket::set_stations`]. On an error the uplink carries packets to the same guests as before.
     pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
         match &self.way {
             Way::Port(port) => port.set_stations(stations),

@@ -13,7 +13,7 @@ const GSO_UDP_L4: u8 = 5;
 const UDP_CHECKSUM: u16 = 6;
 const UDP_HEADER: u16 = 8;
 
-/// The shape of a train of UDP datagrams, which are the bytes of a frame.
+/// The shape of a train of UDP datagrams, whose bytes are in one frame.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainShape {
     /// The bytes of each datagram but the last, without its headers. The last one has as many or fewer.

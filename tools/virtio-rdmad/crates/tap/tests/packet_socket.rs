@@ -24,8 +24,8 @@ fn run(words: &str) {
     assert!(status.success());
 }
 
-/// Has `test` run in a network namespace that has a pair of veth, `near` and `far`. Does not run it if
-/// this process may not make one.
+/// Runs `test` in a network namespace that has a pair of veth, `near` and `far`. Does not run it if this process may
+/// not make one.
 fn in_namespace(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = || {

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_access_window_reaches_a_bar() {
+    fn the_access_capability_reaches_a_bar() {
         let mut space = ConfigSpace::new(42, 2, 256);
         let at = space.access;
         assert_eq!(space.bar_access(at + 16, 4), None, "length 0 is no access");

@@ -1407,7 +1407,7 @@ fn added_guests_outlive_the_process() {
     daemon.end();
 }
 
-/// Has the service manager of a process read nothing until [`go_on`], and leaves no room for one more message to it.
+/// Makes the service manager of a process read nothing until [`go_on`], and leaves no room for one more message to it.
 fn stall_manager(daemon: &Daemon) {
     kill_process(Pid::from_child(&daemon.child), Signal::STOP).unwrap();
     let path = format!("/proc/{}/environ", daemon.server().as_raw_nonzero());
@@ -1476,14 +1476,14 @@ impl Program {
         Daemon::run(command, self.test, &[], guests)
     }
 
-    /// Has the next process get these options as well.
+    /// Gives these options to the next process as well.
     fn add(&self, options: &str) {
         let (new, more) = (self.directory.join("new"), self.directory.join("more"));
         std::fs::write(&new, options).unwrap();
         std::fs::rename(new, more).unwrap();
     }
 
-    /// Has processes end before they are virtio-rdmad, or not any more.
+    /// Makes processes end before they are virtio-rdmad, or not any more.
     fn fail(&self, fails: bool) {
         let path = self.directory.join("fail");
         if fails {
@@ -1651,7 +1651,7 @@ fn forge(journals: &[File], name: &str, change: impl Fn(&[u8]) -> Vec<u8>) {
 /// A feature bit that no version of the device has.
 const UNKNOWN: u64 = 1 << 49;
 
-/// Has the driver agree to one more feature, or one less, in what its VMM has said.
+/// Makes the driver agree to one more feature, or one less, in what its VMM has said.
 fn toggle_feature(transport: Transport, said: &[u8]) -> Vec<u8> {
     match transport {
         Transport::VhostUser => {
@@ -2069,7 +2069,7 @@ fn with_file(test: &str, program: Option<&Program>) -> (Daemon, ConfigFile) {
     (Daemon::run(command, test, &["--config", path], &["name=o,vhost-user"]), file)
 }
 
-/// Has a process follow its configuration file. Returns whether that worked, and all that was said.
+/// Makes a process follow its configuration file. Returns whether that worked, and all that was said.
 fn reload(daemon: &Daemon, file: &ConfigFile) -> (bool, String) {
     let mut command = Command::new(BINARY);
     command.args(["reload", "--control"]).arg(daemon.path("control"));
@@ -2493,7 +2493,7 @@ fn a_vmm_that_is_started_again_is_served() {
     }
 }
 
-/// Has the process that serves guests end and leave its sockets, and no other one start.
+/// Makes the process that serves guests end and leave its sockets, and lets no other one start.
 fn hand_over(daemon: &Daemon) {
     let server = daemon.server().as_raw_nonzero().to_string();
     kill_process(Pid::from_child(&daemon.child), Signal::STOP).unwrap();
@@ -2507,7 +2507,7 @@ fn hand_over(daemon: &Daemon) {
     }
 }
 
-/// Has the supervisor start another process.
+/// Makes the supervisor start another process.
 fn go_on(daemon: &Daemon) {
     kill_process(Pid::from_child(&daemon.child), Signal::CONT).unwrap();
 }

@@ -66,8 +66,8 @@ pub trait Backend {
     /// for a device that has started.
     fn set_memory(&mut self, memory: &GuestMemory);
 
-    /// Fails a device that another process served, and whose state ended with that process: the driver is told, as far
-    /// as the device can do that by itself, that it must reset the device. `queues` are those that run, as in
+    /// Makes a device fail that another process served, and whose state ended with that process: the driver is told, as
+    /// far as the device can do that by itself, that it must reset the device. `queues` are those that run, as in
     /// [`Self::start`]; the device goes on where the used ring ends, and touches no other memory. The reset comes as
     /// that of a device that has started.
     ///

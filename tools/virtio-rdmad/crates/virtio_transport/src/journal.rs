@@ -2,15 +2,15 @@
 //! What another process needs to go on with a connection when this one has ended.
 //!
 //! The other process, the successor, has the same socket, so that the VMM does not notice. All that the VMM has said
-//! before is in the state of the [`Protocol`](crate::Protocol).
+//! before is in the [`ConnectionState`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// How the state of a protocol differs from what it was.
+/// The difference between the state of a connection and the state before.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Change {
-    /// It does not.
+    /// There is none.
     #[default]
     No,
     /// The bytes differ.
@@ -19,7 +19,7 @@ pub enum Change {
     Descriptors,
 }
 
-/// The state of a protocol: all that the VMM has said so far.
+/// The state of a connection: all that the VMM has said so far.
 #[derive(Debug, Default)]
 pub struct ConnectionState {
     /// The state, in the protocol's own encoding.

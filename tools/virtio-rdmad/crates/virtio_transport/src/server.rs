@@ -59,7 +59,7 @@ pub trait Protocol: Send {
         false
     }
 
-    /// Fails a device that another process served, and whose state ended with that process: asks the driver for a
+    /// Makes a device fail that another process served, and whose state ended with that process: asks the driver for a
     /// reset, by the device itself where the protocol has no way to do that. It is an error if the driver was offered
     /// another device.
     fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError>;
@@ -110,8 +110,8 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.needs_reset();
     }
 
-    /// Fails a device that another process served, and whose state ended with that process. The driver is told that it
-    /// must reset the device.
+    /// Makes a device fail that another process served, and whose state ended with that process. The driver is told
+    /// that it must reset the device.
     pub fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
         self.protocol.fail(backend)
     }

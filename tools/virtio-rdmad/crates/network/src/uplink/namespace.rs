@@ -13,7 +13,7 @@ pub fn run(words: &str) {
     assert!(Command::new(words.next().unwrap()).args(words).status().unwrap().success());
 }
 
-/// Has the test of this name run `inside` a namespace. Does not run it if this process may make none.
+/// Makes the test of this name run `inside` a namespace. Does not run it if this process may make none.
 pub fn in_namespace(test: &str, inside: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return inside();

@@ -96,12 +96,12 @@ impl RdmaGuest {
         this
     }
 
-    /// Has the VMM pause the device. Returns where each queue is to go on.
+    /// Makes the VMM pause the device. Returns where each queue is to go on.
     pub fn pause(&self, pause: Pause) -> Vec<u16> {
         self.vmm.pause(&self.queues, pause)
     }
 
-    /// Has the VMM let the device go on, which it has paused.
+    /// Makes the VMM let the device go on, which it has paused.
     pub fn resume(&self, pause: Pause, bases: &[u16]) {
         self.vmm.resume(&self.queues, SIZE, pause, bases);
     }

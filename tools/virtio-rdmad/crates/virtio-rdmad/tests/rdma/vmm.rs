@@ -67,7 +67,7 @@ impl Vmm {
         }
     }
 
-    /// Has the device run these queues, as a driver does that starts it.
+    /// Makes the device run these queues, as a driver does that starts it.
     pub fn start(&self, queues: &BTreeMap<u16, Queue>, size: u16) {
         self.give_queues(queues, size);
         if self.transport == Transport::VhostUser {
@@ -124,7 +124,7 @@ impl Vmm {
         bases
     }
 
-    /// Has a device go on that was paused. Each queue is to go on there.
+    /// Lets a device go on that was paused. Each queue is to go on there.
     pub fn resume(&self, queues: &BTreeMap<u16, Queue>, size: u16, pause: Pause, bases: &[u16]) {
         for ((index, queue), base) in queues.iter().zip(bases) {
             let number = u64::from(*index);

@@ -9,7 +9,7 @@ use crate::uplink::namespace::{self, run};
 const NEAR: Mac = [0x52, 0x54, 0, 0, 0, 1];
 const FAR: Mac = [0x52, 0x54, 0, 0, 0, 2];
 
-/// Has the test of this name run `inside` a namespace with the pair.
+/// Makes the test of this name run `inside` a namespace with the pair.
 fn in_namespace(test: &str, inside: impl FnOnce()) {
     namespace::in_namespace(&format!("uplink::port::tests::{test}"), || {
         run("ip link add near type veth peer name far");
@@ -84,7 +84,7 @@ fn trains_go_as_they_are_until_the_kernel_refuses_one() {
     });
 }
 
-/// Has a port follow its interface.
+/// Makes a port follow its interface.
 fn follow(port: &Port) -> Result<bool, ErrorKind> {
     port.follow().map_err(|error| error.kind())
 }
