@@ -2,8 +2,8 @@
 //! Tells a process which thread of the one before it has aborted, and what that thread did then.
 //!
 //! A board is a file in memory that outlives the process, with a word for each thread. A thread writes there on whose
-//! behalf it works. If it aborts, which Rust does when memory cannot be allocated, when a stack overflows and at a panic
-//! in a panic, the handler of SIGABRT marks the word. A process that is killed from outside marks nothing.
+//! behalf it works. If it aborts, which Rust does when memory cannot be allocated, when a stack overflows and at a
+//! panic in a panic, the handler of SIGABRT marks the word. A process that is killed from outside marks nothing.
 
 use std::cell::Cell;
 use std::io::Error;
@@ -112,8 +112,8 @@ pub fn mark_aborts() -> Result<(), Error> {
     // The second SIGABRT ends the process.
     // SAFETY: `place` is valid for writes.
     unsafe { (*place).sa_flags = libc::SA_ONSTACK | libc::SA_RESETHAND };
-    // SAFETY: `action` is a whole sigaction, and `handle` does only what a handler may: a read of a thread-local variable
-    // that needs no initialisation, an atomic, and a system call.
+    // SAFETY: `action` is a whole sigaction, and `handle` does only what a handler may: a read of a thread-local
+    // variable that needs no initialisation, an atomic, and a system call.
     match unsafe { libc::sigaction(libc::SIGABRT, place, null_mut()) } {
         0 => Ok(()),
         _ => Err(Error::last_os_error()),

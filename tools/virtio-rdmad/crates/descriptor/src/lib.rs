@@ -143,9 +143,9 @@ pub fn is_eventfd(fd: impl AsFd) -> bool {
     with_signals(|signals| signals.is_none_or(|signals| signals.is_eventfd(fd.as_fd())))
 }
 
-/// Returns whether this is a file of memfd, tmpfs or hugetlbfs. Only these have seals. No access to them waits for another
-/// process. It may wait for the kernel: to make or clear a page, to read it from the swap, or to end a hole that another
-/// process punches around it, which takes some 0.15 s for 1 GiB. Asks the file nothing.
+/// Returns whether this is a file of memfd, tmpfs or hugetlbfs. Only these have seals. No access to them waits for
+/// another process. It may wait for the kernel: to make or clear a page, to read it from the swap, or to end a hole
+/// that another process punches around it, which takes some 0.15 s for 1 GiB. Asks the file nothing.
 pub fn is_memory(fd: impl AsFd) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }

@@ -231,8 +231,8 @@ impl GuestMemory {
 
     /// Returns this map with one more region.
     ///
-    /// The file must be a memfd or one of tmpfs or hugetlbfs: to map any other file, or to access a page of it, may wait
-    /// as long as the server of its file system likes, and anybody may be that server (FUSE).
+    /// The file must be a memfd or one of tmpfs or hugetlbfs: to map any other file, or to access a page of it, may
+    /// wait as long as the server of its file system likes, and anybody may be that server (FUSE).
     ///
     /// `len`, `guest_addr` and the file offset must be multiples of the page size. The mapping begins
     /// and ends at multiples of the file's own page size, which may be larger; nothing outside of the
@@ -244,8 +244,8 @@ impl GuestMemory {
         self.map(region, self.share.take().map_err(refused)?)
     }
 
-    /// Returns this map with one more region, as [`Self::with_region`], which may become one with its neighbours: memory
-    /// that a VMM gives out in `n` blocks of one size takes about `log2(n)` mappings instead of `n`.
+    /// Returns this map with one more region, as [`Self::with_region`], which may become one with its neighbours:
+    /// memory that a VMM gives out in `n` blocks of one size takes about `log2(n)` mappings instead of `n`.
     ///
     /// A region becomes one with a neighbour that is not larger, so that each page is mapped again only as often as the
     /// memory around it has doubled.

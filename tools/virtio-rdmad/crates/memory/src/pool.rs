@@ -50,8 +50,8 @@ impl Pool {
         self.take(GUARANTEED).then(|| Share::new(self.clone()))
     }
 
-    /// Reserves the regions that a guest is guaranteed, even if fewer are left, because the process has the guest anyway:
-    /// its configuration names it, or an earlier process has served it.
+    /// Reserves the regions that a guest is guaranteed, even if fewer are left, because the process has the guest
+    /// anyway: its configuration names it, or an earlier process has served it.
     #[must_use]
     pub fn share_anyway(self: &Arc<Self>) -> Share {
         self.taken.fetch_add(GUARANTEED, Ordering::Relaxed);

@@ -134,8 +134,8 @@ impl Slice {
     /// The slice is touched from its beginning to its end. Returns the number of bytes whose pages are there now, and
     /// the number of pages that were touched for that: none where all pages around were touched before.
     ///
-    /// The kernel finds the pages around a page at the same time, as far as they exist. It does so only for a read, and a
-    /// write to them needs nothing else; MADV_POPULATE_WRITE takes twice as long.
+    /// The kernel finds the pages around a page at the same time, as far as they exist. It does so only for a read, and
+    /// a write to them needs nothing else; MADV_POPULATE_WRITE takes twice as long.
     ///
     /// Does nothing for pages of hugetlbfs. These are few, and one that does not exist takes long to make, or cannot be
     /// made, which would count as a loss. Does nothing for memory without a file, which only tests have.

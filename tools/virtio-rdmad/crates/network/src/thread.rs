@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The thread of a switch: it takes what comes from the network interfaces of guests, and what comes over the uplink
-//! while no worker does ([`crate::intake`]). It gives each source a bounded turn, so that no source holds up the others.
+//! while no worker does ([`crate::intake`]). It gives each source a bounded turn, so that no source holds up the
+//! others.
 
 use std::io::Error;
 use std::os::fd::OwnedFd;

@@ -86,7 +86,8 @@ impl Uplink {
     ///
     /// # Errors
     ///
-    /// Those of [`tap::PacketSocket::set_stations`]. On an error the uplink carries packets to the same guests as before.
+    /// Those of [`tap::PacketSocket::set_stations`]. On an error the uplink carries packets to the same guests as
+    /// before.
     pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
         match &self.way {
             Way::Port(port) => port.set_stations(stations),
@@ -139,8 +140,8 @@ impl Uplink {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Looks after what carries the packets: goes on with an interface that was removed and made again, and returns whether
-    /// it was. Whoever waits for what comes has to begin once more then. One thread calls this now and then.
+    /// Looks after what carries the packets: goes on with an interface that was removed and made again, and returns
+    /// whether it was. Whoever waits for what comes has to begin once more then. One thread calls this now and then.
     pub fn look_after(&self) -> bool {
         let Way::Port(port) = &self.way else { return false };
         let (network, uplink) = (&self.network, &self.name);

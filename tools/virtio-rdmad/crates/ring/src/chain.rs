@@ -39,8 +39,8 @@ pub struct Buffer {
 
 /// The buffers of a descriptor chain, which the driver made available together.
 ///
-/// The chain was checked when it was taken from the queue: it has [`MAX_DESCRIPTORS`] at most, readable buffers come before
-/// writable ones, and each is in guest memory.
+/// The chain was checked when it was taken from the queue: it has [`MAX_DESCRIPTORS`] at most, readable buffers come
+/// before writable ones, and each is in guest memory.
 #[derive(Debug)]
 pub struct Chain {
     /// The index of the first descriptor, by which the chain is given back.
@@ -146,7 +146,8 @@ impl<'a> Walk<'a> {
         Self { memory, chain, seen: 0, bytes: 0 }
     }
 
-    /// Follows the chain through the queue's own table, of `size` descriptors. A chain that loops is one that is too long.
+    /// Follows the chain through the queue's own table, of `size` descriptors. A chain that loops is one that is too
+    /// long.
     pub(crate) fn run(mut self, table: &Slice, size: usize) -> Result<Chain, RingError> {
         let mut index = usize::from(self.chain.head);
         loop {

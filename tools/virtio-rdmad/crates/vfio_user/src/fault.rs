@@ -3,7 +3,8 @@
 
 use rustix::io::Errno;
 
-/// A mistake of the client or of its guest. The message that has it fails, and nothing else; a write to a BAR is ignored.
+/// A mistake of the client or of its guest. The message that has it fails, and nothing else; a write to a BAR is
+/// ignored.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 pub enum Fault {
     /// A command that is not part of the protocol or not served.

@@ -206,8 +206,8 @@ impl Registers {
         }
     }
 
-    /// Makes registers of these values. The driver may have agreed to more than is offered by now: [`Self::missing`] says
-    /// whether that matters.
+    /// Makes registers of these values. The driver may have agreed to more than is offered by now: [`Self::missing`]
+    /// says whether that matters.
     pub fn load(saved: &SavedRegisters, interrupts: &Arc<Interrupts>) -> Result<Self, ResumeError> {
         let refused = |what, value| Err(ResumeError::Value { what, value });
         if saved.queues.len() > crate::MAX_QUEUES.into() {

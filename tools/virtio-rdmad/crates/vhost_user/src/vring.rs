@@ -25,8 +25,8 @@ pub(crate) struct Vring {
     pub(crate) call: Arc<Call>,
 }
 
-/// How far a queue has come. The encoding of the first two is that of a `bool`, which earlier versions had in this place:
-/// they read a state without stopped queues, and refuse one that has some.
+/// How far a queue has come. The encoding of the first two is that of a `bool`, which earlier versions had in this
+/// place: they read a state without stopped queues, and refuse one that has some.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 enum Phase {
     /// The device does not have the queue.

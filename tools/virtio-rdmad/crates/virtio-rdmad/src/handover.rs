@@ -10,14 +10,14 @@
 //! on in its successor. What a guest's driver has made ends with a process that crashes: the successor tells the
 //! driver that the device needs a reset. It does the same if it cannot read the image.
 //!
-//! A worker says on a board, which the service manager keeps as well, for which guest it works ([`blame`]). So a process
-//! knows for which guest the one before it has aborted. After three aborts in a row for one guest, the VMM of that guest is
-//! disconnected, and the other guests go on.
+//! A worker says on a board, which the service manager keeps as well, for which guest it works ([`blame`]). So a
+//! process knows for which guest the one before it has aborted. After three aborts in a row for one guest, the VMM of
+//! that guest is disconnected, and the other guests go on.
 //!
 //! A process that is asked to leaves its sockets as well ([`listeners`]), so that whoever connects meanwhile waits.
 //!
-//! A process may fail before it serves anybody: its options are wrong, or it is a version that cannot read what is there.
-//! So it changes nothing of what is kept before all its threads are there and have loaded their guests
+//! A process may fail before it serves anybody: its options are wrong, or it is a version that cannot read what is
+//! there. So it changes nothing of what is kept before all its threads are there and have loaded their guests
 //! ([`crate::worker::crew`]). Any number of processes may fail so, and the guests have lost nothing.
 
 pub mod ask;

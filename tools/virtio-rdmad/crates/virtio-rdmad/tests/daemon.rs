@@ -1449,7 +1449,8 @@ fn guests_do_not_come_back_although_the_service_manager_does_not_read() {
     daemon.end();
 }
 
-/// What a supervisor starts in the place of virtio-rdmad: it fails, or starts virtio-rdmad with more options, as files say.
+/// What a supervisor starts in the place of virtio-rdmad: it fails, or starts virtio-rdmad with more options, as files
+/// say.
 struct Program {
     test: &'static str,
     directory: PathBuf,
@@ -1501,8 +1502,8 @@ impl Program {
     }
 }
 
-/// Processes that cannot start, however many there are, cost nobody anything: guests of the command line and guests that
-/// were added go on where they were, and their objects are there.
+/// Processes that cannot start, however many there are, cost nobody anything: guests of the command line and guests
+/// that were added go on where they were, and their objects are there.
 #[test]
 fn processes_that_fail_cost_nobody_anything() {
     let program = Program::new("fails");
@@ -1514,7 +1515,8 @@ fn processes_that_fail_cost_nobody_anything() {
         front_end.wait(1);
     }
     let mut posted = 1;
-    // They fail when a socket is made, and when the threads of the workers start, which is the last thing that can fail.
+    // They fail when a socket is made, and when the threads of the workers start, which is the last thing that can
+    // fail.
     let reasons = [
         ("--guest name=x,vhost-user=/nowhere/x", "/nowhere/x: No such file"),
         ("--cpus 1023", "worker 0: pinning to CPU 1023"),
@@ -1611,8 +1613,8 @@ fn what_cannot_be_read_stays() {
     daemon.end();
 }
 
-/// The beginning of a record in a journal, in front of what the VMM has said: the guest, as it is and as it was named, who
-/// has named it, whether it leaves, and whether its sockets are there.
+/// The beginning of a record in a journal, in front of what the VMM has said: the guest, as it is and as it was named,
+/// who has named it, whether it leaves, and whether its sockets are there.
 type Record = (String, String, u32, bool, bool, Option<Vec<u8>>);
 
 /// Changes what the VMM of a guest has said, in the newest record of that guest's journal.
@@ -1702,7 +1704,8 @@ fn a_feature_that_is_not_there_any_more_keeps_a_process_from_starting() {
             let connected = [0, 1].map(|guest| status["guests"][guest]["connected"] == true);
             assert_eq!(connected, [true; 2], "{transport:?}");
         }
-        // Whoever does not want to go back does without the device, or with a reset if the VMM can ask the driver for it.
+        // Whoever does not want to go back does without the device, or with a reset if the VMM can ask the driver for
+        // it.
         program.fail(true);
         kill_process(daemon.server(), Signal::KILL).unwrap();
         daemon.wait_for("exit status: 3");
@@ -1799,8 +1802,8 @@ fn abort(daemon: &Daemon, front_end: &FrontEnd) {
     }
 }
 
-/// A guest for which one process after the other aborts is not served any more, and the other guest goes on. A process that
-/// is killed from outside is nobody's fault.
+/// A guest for which one process after the other aborts is not served any more, and the other guest goes on. A process
+/// that is killed from outside is nobody's fault.
 #[test]
 fn a_guest_that_ends_processes_is_not_served_for_ever() {
     let mut daemon = Daemon::supervised("poison", &["name=a,vhost-user", "name=b,vhost-user"]);
@@ -1958,8 +1961,8 @@ fn guests(daemon: &Daemon) -> Vec<String> {
     guests
 }
 
-/// The guests of a configuration file are served. After a change of the file, they come, leave and change, and those that
-/// stay notice nothing. The next process does as the file says.
+/// The guests of a configuration file are served. After a change of the file, they come, leave and change, and those
+/// that stay notice nothing. The next process does as the file says.
 #[test]
 fn a_process_follows_its_configuration_file() {
     let test = "reload";
@@ -2055,8 +2058,8 @@ fn a_process_follows_its_configuration_file() {
     daemon.end();
 }
 
-/// Starts a process that has a guest of the command line and a configuration file without guests, as `supervise` or this
-/// program starts it.
+/// Starts a process that has a guest of the command line and a configuration file without guests, as `supervise` or
+/// this program starts it.
 fn with_file(test: &str, program: Option<&Program>) -> (Daemon, ConfigFile) {
     let file = ConfigFile::new(test, "");
     let mut command = Command::new(BINARY);
@@ -2090,7 +2093,8 @@ fn add(daemon: &Daemon, name: &str, more: &str) {
     assert_eq!(run(daemon, &["add", "--guest", &guest]), (true, String::new()));
 }
 
-/// A guest that was added, and that the configuration file names later, goes on where it was and is the file's from then on.
+/// A guest that was added, and that the configuration file names later, goes on where it was and is the file's from
+/// then on.
 #[test]
 fn an_added_guest_goes_over_to_the_configuration_file() {
     let (mut daemon, file) = with_file("named-later", None);
@@ -2167,8 +2171,8 @@ fn an_added_guest_that_the_file_changes_keeps_its_vmm() {
     daemon.end();
 }
 
-/// Processes that cannot start because of what the file says of a guest that was added, or for another reason, cost that
-/// guest nothing: it is there as before when the file is.
+/// Processes that cannot start because of what the file says of a guest that was added, or for another reason, cost
+/// that guest nothing: it is there as before when the file is.
 #[test]
 fn a_file_that_is_wrong_costs_an_added_guest_nothing() {
     let program = Program::new("wrong-later");
@@ -2522,8 +2526,8 @@ fn sockets(daemon: &Daemon) -> Vec<(String, u64)> {
     sockets
 }
 
-/// A restart leaves all sockets as they are. Whoever connects while no process runs waits, and is served then: the first
-/// VMM of a guest, one that takes the place of another one, and clients of the control socket.
+/// A restart leaves all sockets as they are. Whoever connects while no process runs waits, and is served then: the
+/// first VMM of a guest, one that takes the place of another one, and clients of the control socket.
 #[test]
 fn sockets_outlive_a_restart() {
     for sandbox in ["on", "off"] {

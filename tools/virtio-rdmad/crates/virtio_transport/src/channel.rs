@@ -135,8 +135,8 @@ impl Channel {
         self.take_to(self.start)
     }
 
-    /// Takes everything that was read out of the socket, because the connection is over: the VMM finds its end then, and
-    /// not that it was reset.
+    /// Takes everything that was read out of the socket, because the connection is over: the VMM finds its end then,
+    /// and not that it was reset.
     pub(crate) fn discard(&mut self) {
         // It is over in any case.
         let _ = self.take_to(self.end);

@@ -47,8 +47,8 @@ pub trait Protocol: Send {
     /// Returns which feature bits the driver has agreed to that a device with these features does not have.
     fn missing_features(&self, features: u64) -> u64;
 
-    /// Offers nothing of what another process has offered, from the next negotiation on, that a device with these features
-    /// does not have.
+    /// Offers nothing of what another process has offered, from the next negotiation on, that a device with these
+    /// features does not have.
     fn withdraw(&mut self, features: u64);
 
     /// Returns the queues that have started since the last reset, as [`Backend::start`] takes them.
@@ -126,8 +126,8 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.missing_features(features)
     }
 
-    /// Offers nothing of what another process has offered, from the next negotiation on, that a device with these features
-    /// does not have.
+    /// Offers nothing of what another process has offered, from the next negotiation on, that a device with these
+    /// features does not have.
     pub fn withdraw(&mut self, features: u64) {
         self.protocol.withdraw(features);
     }
@@ -210,8 +210,8 @@ impl<P: Protocol + ?Sized> Server<P> {
                 self.channel.confirm()?;
                 self.channel.send(&reply)?;
             }
-            // What has come is handled in order: messages that set a queue up come before a kick of another queue, which
-            // the device sees after this.
+            // What has come is handled in order: messages that set a queue up come before a kick of another queue,
+            // which the device sees after this.
             let reads = done == 0 || self.channel.was_cut();
             let Some(message) = self.next(reads)? else { return Ok(done > 0) };
             self.protocol.handle(message, backend)?;
@@ -219,8 +219,8 @@ impl<P: Protocol + ?Sized> Server<P> {
         Ok(true)
     }
 
-    /// Returns the next message of those that were read. Once all of them are handled, the journal has what they changed,
-    /// and they are taken out of the socket; then this reads others, if it `reads`.
+    /// Returns the next message of those that were read. Once all of them are handled, the journal has what they
+    /// changed, and they are taken out of the socket; then this reads others, if it `reads`.
     fn next(&mut self, reads: bool) -> Result<Option<Message>, Error> {
         let length = |bytes: &[u8]| self.protocol.message_length(bytes);
         if let Some(message) = self.channel.received(length)? {

@@ -23,8 +23,8 @@ pub struct Report {
     pub log_lines_left_out: u64,
     /// The most guests that there can be.
     pub max_guests: u64,
-    /// What the configuration file said when the process started, beside the guests: values by the names of options, and
-    /// the uplink of a network by "uplink" and the name of the network.
+    /// What the configuration file said when the process started, beside the guests: values by the names of options,
+    /// and the uplink of a network by "uplink" and the name of the network.
     pub settings: BTreeMap<String, String>,
     /// The workers, by index.
     pub workers: Vec<WorkerReport>,

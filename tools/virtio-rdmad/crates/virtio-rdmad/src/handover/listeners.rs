@@ -2,10 +2,10 @@
 //! The sockets that VMMs and clients connect to, on their way from a process that ends to the next one.
 //!
 //! A connection waits in the queue of its socket while no process accepts it. So the service manager keeps the sockets
-//! meanwhile, and their files stay. A process that does not take the sockets over would find somebody listening where it
-//! wants to, and not start. So a process leaves them only if it is asked to, which a program that takes them over does
-//! ([`super::ask`]), and the service manager has no such socket while a process runs. The sockets of guests that were added
-//! are kept with these guests all the time.
+//! meanwhile, and their files stay. A process that does not take the sockets over would find somebody listening where
+//! it wants to, and not start. So a process leaves them only if it is asked to, which a program that takes them over
+//! does ([`super::ask`]), and the service manager has no such socket while a process runs. The sockets of guests that
+//! were added are kept with these guests all the time.
 
 use std::collections::BTreeMap;
 use std::io::Error;
@@ -17,8 +17,8 @@ use super::Manager;
 use crate::os::access::Access;
 use crate::os::socket::{FileId, Kind, Name, Socket};
 
-/// The beginning of the names by which the service manager keeps sockets. The device and the inode of the file follow, or
-/// twice 0 if the process has not made the file.
+/// The beginning of the names by which the service manager keeps sockets. The device and the inode of the file follow,
+/// or twice 0 if the process has not made the file.
 const NAME: &str = "listener-";
 
 /// Sockets that another process has left to this one.
@@ -83,8 +83,8 @@ impl Listeners {
         self.has_adopted = true;
     }
 
-    /// Returns the socket of this path: the one that another process has left, if it `may_stay` and its file is there, and
-    /// a new one otherwise.
+    /// Returns the socket of this path: the one that another process has left, if it `may_stay` and its file is there,
+    /// and a new one otherwise.
     pub fn bind(
         &mut self,
         path: &Path,
@@ -104,8 +104,8 @@ impl Listeners {
         Socket::bind(path, kind, access)
     }
 
-    /// Removes the files of the sockets that this process has no use for. Those of guests that were added stay: this process
-    /// may fail yet, and the next one may have the guests as they were.
+    /// Removes the files of the sockets that this process has no use for. Those of guests that were added stay: this
+    /// process may fail yet, and the next one may have the guests as they were.
     pub fn remove_rest(&mut self) {
         self.left.drain(..).filter(|left| !left.is_adopted).for_each(Left::remove);
     }
@@ -150,7 +150,8 @@ mod tests {
 
     use super::*;
 
-    /// Makes the sockets a and b in a directory as another process does, and what the service manager hands over of them.
+    /// Makes the sockets a and b in a directory as another process does, and what the service manager hands over of
+    /// them.
     fn left_in(directory: &Path) -> BTreeMap<String, Vec<OwnedFd>> {
         std::fs::create_dir_all(directory).unwrap();
         let leave = |name: &str| {

@@ -179,8 +179,8 @@ impl<'a> Supervisor<'a> {
         })
     }
 
-    /// Starts virtio-rdmad. If the system does not let it now, for lack of descriptors or processes, it is started later,
-    /// as if it had ended.
+    /// Starts virtio-rdmad. If the system does not let it now, for lack of descriptors or processes, it is started
+    /// later, as if it had ended.
     fn start(&mut self) -> Result<(), SupervisorError> {
         self.start_at = None;
         match self.spawn() {
@@ -266,8 +266,8 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Asks virtio-rdmad to leave its sockets to what starts next, if that takes them over. What a `--program` starts is
-    /// not known before, and the program may do more than that.
+    /// Asks virtio-rdmad to leave its sockets to what starts next, if that takes them over. What a `--program` starts
+    /// is not known before, and the program may do more than that.
     fn hand_over(&self) {
         let Some(child) = self.child.as_ref().filter(|_| self.options.program.is_none()) else {
             return;

@@ -52,7 +52,8 @@ impl Remover {
         Ok(Self(child))
     }
 
-    /// Says whether the sockets stay when this process ends, however that happens, because another one goes on with them.
+    /// Says whether the sockets stay when this process ends, however that happens, because another one goes on with
+    /// them.
     pub fn set_stay(&mut self, stay: bool) -> Result<(), Error> {
         let told = [if stay { STAY } else { GO }];
         self.0.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&told))

@@ -65,8 +65,8 @@ impl FrontEnd {
         Self::start(self.socket, posted)
     }
 
-    /// Begins again as [`Self::start`] does, with the control queue only disabled, which is what user-mode Linux does when
-    /// its driver resets the device.
+    /// Begins again as [`Self::start`] does, with the control queue only disabled, which is what user-mode Linux does
+    /// when its driver resets the device.
     pub fn start_on_new_rings(self, posted: u16) -> Self {
         self.send(18, &[0; 8], &[]);
         Self::start(self.socket, posted)
@@ -87,8 +87,8 @@ impl FrontEnd {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    /// Gives the memory out `count` times more, each time as one more region (ADD_MEM_REG). The requests are in the last
-    /// ones of these, so that the device answers only where it has them.
+    /// Gives the memory out `count` times more, each time as one more region (ADD_MEM_REG). The requests are in the
+    /// last ones of these, so that the device answers only where it has them.
     pub fn add_regions(&self, count: u64) {
         for alias in (0..count).map(|index| ALIASES + index * ALIAS) {
             let words = [0, alias, MEMORY, USER + alias, 0];

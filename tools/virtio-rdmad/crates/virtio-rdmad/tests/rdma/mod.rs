@@ -207,8 +207,8 @@ impl RdmaGuest {
         bytes == content(number, seed)
     }
 
-    /// Waits for the next completion. It must be a success. Returns its QP, whether it is of a receive, and the number of
-    /// the work request.
+    /// Waits for the next completion. It must be a success. Returns its QP, whether it is of a receive, and the number
+    /// of the work request.
     pub fn complete(&mut self) -> (u32, bool, u32) {
         let deadline = Instant::now() + LIMIT;
         let chain = loop {

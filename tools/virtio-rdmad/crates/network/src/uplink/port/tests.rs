@@ -111,7 +111,8 @@ fn an_interface_that_is_made_again_is_followed() {
         assert_eq!(far.wait(), (HEADERS + 1000, 0));
         let mut back = packet(500);
         back[..12].copy_from_slice(&[NEAR, FAR].concat());
-        // The kernel drops what the end that came up first sends before its own thread has noticed that the other is up.
+        // The kernel drops what the end that came up first sends before its own thread has noticed that the other is
+        // up.
         let soon = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         let comes = (0..600).any(|_| {
             far.port.send(Segments { frame: &mut back, segment: 0, udp: 0 }, &far.counters);
