@@ -151,7 +151,7 @@ class TwoPortGuest(UmlGuest):
     def command(self, channel):
         second = self.network.second.guests[0]
         return super().command(channel) + [
-            f"vec1:transport=raw,ifname={second.name},depth=64,gro=1,mtu={second.options.mtu},mac={second.mac}",
+            f"vec1:{self.packet_sockets(second.name)},depth=64,gro=1,mtu={second.options.mtu},mac={second.mac}",
             f"virtio_uml.device={second.rdma_socket}:42",
         ]
 

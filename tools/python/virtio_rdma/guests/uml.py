@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """User-mode Linux's guests (vhost-user)."""
 
+import os
+import struct
 import subprocess
 
 from virtio_rdma.guests.guest import KUNIT, Guest
+
+# Drops what the guest itself sent. User-mode Linux sends and receives through two packet sockets, and the second one
+# would get each frame of the first; these frames fill its buffer, and then frames from others are lost. It is a program
+# of struct sock_filter (linux/filter.h): load the type of the packet, and compare it with PACKET_OUTGOING.
+NOT_OUTGOING = b"".join(struct.pack("=HBBI", *instruction) for instruction in (
+    (0x30, 0, 0, 0xffff_f004), (0x15, 0, 1, 4), (0x06, 0, 0, 0), (0x06, 0, 0, 0x4_0000)))
 
 
 class UmlGuest(Guest):
@@ -28,7 +36,14 @@ class UmlGuest(Guest):
 
     def transport(self):
         """Returns what its network interface is connected to."""
-        return f"transport=raw,ifname={self.name}"
+        return self.packet_sockets(self.name)
+
+    def packet_sockets(self, interface):
+        """Returns the transport that sends and receives through an interface of the host."""
+        program = os.path.join(self.dir, "not_outgoing.bpf")
+        with open(program, "wb") as file:
+            file.write(NOT_OUTGOING)
+        return f"transport=raw,ifname={interface},bpffile={program}"
 
     def command(self, channel):
         options = self.options
