@@ -23,6 +23,8 @@ use core::ffi::CStr;
 pub const PLACES: usize = 76;
 /// Places of a table that libibverbs reads: more than any release has.
 pub const ROOM: usize = 128;
+/// Bytes of `struct verbs_context` in front of `struct ibv_context` in that release.
+pub const CONTEXT_HEAD: usize = 320;
 /// The address of a verb, or 0 for one that the provider does not have.
 pub type Verb = usize;
 
@@ -31,8 +33,9 @@ pub type Verb = usize;
 pub struct Layout {
     /// N of the newest symbol version `IBVERBS_1.N`.
     pub public: u32,
-    /// Bytes of `struct verbs_context`.
-    pub context_len: usize,
+    /// Bytes of `struct verbs_context` in front of its last field, `struct ibv_context`. These are pointers
+    /// and numbers, the same on all processors of 64 bits; the C library's mutex in the last field is not.
+    pub context_head: usize,
     /// The name of the function by which a provider registers.
     pub register: &'static CStr,
     /// Whether ibv_cmd_get_context() takes descriptors in front of the response.
@@ -53,16 +56,16 @@ const PORT_SPEED: (u32, usize) = (16, 64);
 impl Layout {
     /// Returns the layouts of the release with these versions, or `None` if no known release has them.
     pub fn of(public: u32, private: u32) -> Option<Self> {
-        let (context_len, register) = match (public, private) {
-            (14, 34) => (648, c"verbs_register_driver_34"),
-            (14, 57) => (648, c"verbs_register_driver_57"),
-            (15, 59) => (672, c"verbs_register_driver_59"),
-            (16, 59) => (680, c"verbs_register_driver_59"),
-            (17, 64) => (696, c"verbs_register_driver_64"),
-            (18, 65) => (696, c"verbs_register_driver_65"),
+        let (context_head, register) = match (public, private) {
+            (14, 34) => (CONTEXT_HEAD, c"verbs_register_driver_34"),
+            (14, 57) => (CONTEXT_HEAD, c"verbs_register_driver_57"),
+            (15, 59) => (344, c"verbs_register_driver_59"),
+            (16, 59) => (352, c"verbs_register_driver_59"),
+            (17, 64) => (368, c"verbs_register_driver_64"),
+            (18, 65) => (368, c"verbs_register_driver_65"),
             _ => return None,
         };
-        Some(Self { public, context_len, register, get_context_takes_fds: private >= 57 })
+        Some(Self { public, context_head, register, get_context_takes_fds: private >= 57 })
     }
 
     /// Returns verbs where this release looks for them. `verbs` has the order of the release that the

@@ -129,9 +129,9 @@ impl Library {
     }
 
     /// Returns how long `struct verbs_context` is, in bytes.
-    #[cfg(test)]
     pub fn context_len(&self) -> usize {
-        self.layout.context_len
+        const { assert!(offset_of!(verbs_context, context) == layout::CONTEXT_HEAD) };
+        self.layout.context_head + size_of::<ibv_context>()
     }
 
     /// Registers a provider with the copy.
@@ -167,7 +167,7 @@ impl Library {
         more: usize,
     ) -> *mut ibv_context {
         let alloc = self.functions._verbs_init_and_alloc_context;
-        let len = self.layout.context_len;
+        let len = self.context_len();
         // SAFETY: device and file are as the function demands; the context stands at the beginning of
         // the allocation, so its offset is 0. In every release the `ibv_context` is its last part.
         unsafe {
@@ -460,12 +460,12 @@ mod tests {
         let layout = opened::library().layout;
         let other = if layout == Layout::of(18, 65).unwrap() { (16, 59) } else { (18, 65) };
         let other = Layout::of(other.0, other.1).unwrap();
-        let context_len = layout.context_len;
+        let context_head = layout.context_head;
         let moved = Layout { public: other.public, ..layout };
         for (layout, is_there) in [(layout, true), (other, false), (moved, false)] {
             let kernel = Kernel::new();
             let description = opened::description(VIRTIO_RDMA_UDATA_PATH_RINGS);
-            if layout.context_len == context_len {
+            if layout.context_head == context_head {
                 kernel.answer(UVERBS_ATTR_UHW_OUT, description);
             }
             let open = crate::driver::tests::alloc_context;
