@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a device tells of itself.
+//! The status of a device: a snapshot of its objects, limits and counters.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::schedule::guest::Guest;
 use crate::transport::hca::{Hca, Qp, Responder};
 use crate::transport::wire::is_away;
 
-/// What a device tells of one QP.
+/// The status of a QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpStatus {
     /// Its number.
@@ -41,27 +41,27 @@ pub struct QpStatus {
     pub sends: u16,
     /// Receive work requests likewise.
     pub receives: u16,
-    /// What there is to tell of the connection, if connected.
+    /// The status of the connection, if connected.
     pub connection: Option<ConnectionStatus>,
     /// The last error since RESET. An image of the device does not have it.
     pub last_error: Option<QpError>,
 }
 
-/// How the messages of a connection get to its other end.
+/// The path of the messages of a connection to its other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpPath {
-    /// By copies to a guest of the same network.
+    /// Messages are copied to a guest of the same network.
     Local,
-    /// In packets.
+    /// Messages are sent in packets.
     Wire,
     /// No guest of the network has had the address of the other end, and no packet has come from there.
     Unknown,
 }
 
-/// What a device tells of a connection.
+/// The status of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionStatus {
-    /// How messages get to the other end.
+    /// The path of messages to the other end.
     pub path: QpPath,
     /// The PSN of the packet that is sent next.
     pub sq_psn: u32,
@@ -69,33 +69,33 @@ pub struct ConnectionStatus {
     pub sq_una: u32,
     /// The PSN that is expected.
     pub rq_psn: u32,
-    /// How often the requester may still try again without an answer.
+    /// The number of retries that the requester has left without an answer.
     pub retries_left: u8,
-    /// How often it may still try again without a receive at the other end; 7: for ever.
+    /// The number of retries that the requester has left without a receive at the other end; 7 means no limit.
     pub rnr_retries_left: u8,
 }
 
 /// An error of a QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpError {
-    /// How long ago it was. The time for which the device was frozen does not count.
+    /// The time since the error. The time for which the device was frozen does not count.
     pub age: Duration,
-    /// What has happened.
+    /// The incident.
     pub incident: Incident,
 }
 
-/// How many QPs of a type are in a state.
+/// The number of QPs of a type in a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpCount {
     /// The type, as in [`QpStatus::service`].
     pub service: &'static str,
     /// The state.
     pub state: QpState,
-    /// How many; not 0.
+    /// The number of these QPs; not 0.
     pub count: usize,
 }
 
-/// What a device tells of an SRQ.
+/// The status of an SRQ.
 #[derive(Clone, Debug)]
 pub struct SrqStatus {
     /// Its number.
@@ -112,38 +112,38 @@ pub struct SrqStatus {
     pub in_error: bool,
 }
 
-/// What a device tells of itself.
+/// The status of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceStatus {
     /// The guest's name.
     pub name: String,
     /// Whether the guest's driver has started the device.
     pub started: bool,
-    /// What it can have.
+    /// The limits of the device.
     pub limits: Limits,
-    /// How much of that it may use.
+    /// The part of the limits that the guest may use.
     pub quota: Quota,
     /// GIDs by index.
     pub gids: Vec<(u16, Address)>,
-    /// How many QPs of each type are in each state.
+    /// The numbers of QPs by type and state.
     pub qp_counts: Vec<QpCount>,
-    /// How many SRQs are live.
+    /// The number of live SRQs.
     pub srq_count: usize,
     /// Live QPs, if they are told of.
     pub qps: Vec<QpStatus>,
     /// Live SRQs likewise.
     pub srqs: Vec<SrqStatus>,
-    /// How many CQs are live.
+    /// The number of live CQs.
     pub cqs: usize,
-    /// How many MRs are live.
+    /// The number of live MRs.
     pub mrs: usize,
     /// Bytes of memory that they cover, as a quota counts them.
     pub memory: u64,
-    /// How many memory windows are live.
+    /// The number of live memory windows.
     pub mws: usize,
-    /// How many PDs are live.
+    /// The number of live PDs.
     pub pds: usize,
-    /// How many multicast groups QPs are attached to.
+    /// The number of multicast groups that QPs are attached to.
     pub groups: usize,
     /// Every counter's name and value.
     pub counters: Vec<(&'static str, u64)>,
@@ -258,7 +258,7 @@ fn of_qp(hca: &Hca, slot: Slot, qp: &Qp) -> Option<QpStatus> {
     Some(status)
 }
 
-/// What there is to tell of a requester.
+/// The part of the status of a QP that the requester knows.
 struct Sending {
     psns: [u32; 2],
     retries_left: u8,

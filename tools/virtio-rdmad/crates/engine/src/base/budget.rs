@@ -17,30 +17,30 @@ use super::host::Clock;
 /// These are estimates. All work whose amount a guest chooses has a price, so that a visit ends in time whatever the
 /// guest wants.
 pub(crate) mod cost {
-    /// To look whether a ring has work, without visiting it.
+    /// A look at a ring for work, without a visit.
     pub const LOOK: u64 = 20;
-    /// To take a timer that has come.
+    /// The handling of a timer that has come.
     pub const TIMER: u64 = 200;
-    /// To visit a queue, or to ask for its kicks.
+    /// A visit of a queue, or the request for its kicks.
     pub const VISIT: u64 = 200;
     /// A message, apart from its bytes.
     pub const MESSAGE: u64 = 250;
     /// A doorbell in a buffer of several.
     pub const DOORBELL: u64 = 20;
-    /// To write an event into a buffer.
+    /// The writing of an event into a buffer.
     pub const EVENT: u64 = 60;
-    /// To find a page of memory.
+    /// The search for a page of memory.
     pub const PAGE: u64 = 50;
-    /// To have this process find a page of a file.
+    /// The touch of a page of a file, which maps the page into this process.
     pub const TOUCH: u64 = 500;
-    /// To free the state of a page.
+    /// The release of the state of a page.
     pub const FREE: u64 = 10;
-    /// To copy an entry of a ring to another.
+    /// The copy of an entry of a ring to another ring.
     pub const ENTRY: u64 = 60;
-    /// To wait for a peer, until its round has ended or it has let go of a lock, which leaves no time for anything else
-    /// in this round.
+    /// The wait for a peer, until its round has ended or it has released a lock. It leaves no time for anything else in
+    /// this round.
     pub const WAIT: u64 = 100_000;
-    /// To look at an object, and to adapt it to a change of another object.
+    /// A look at an object, and its change after a change of another object.
     pub const OBJECT: u64 = 150;
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Stopwatch {
     clock: Option<Arc<dyn Clock>>,
     /// The work of short visits since the last look, in bytes.
     unseen: u64,
-    /// When the first look of the round was, and the last.
+    /// The times of the first and of the last look of the round; `None` before the first look.
     looks: Option<(Instant, Instant)>,
     /// Messages and chunks that are still followed by a look each.
     wary: u32,

@@ -17,7 +17,7 @@ const RUNS: u64 = u64::MAX;
 /// The clock of a guest: that of the network, less the time for which it stood still. Any thread may read it. It is
 /// stopped and started by the guest's own thread.
 pub(crate) struct GuestClock {
-    /// When the clock stands still, the nanoseconds from `origin` to its time; otherwise [`RUNS`].
+    /// The nanoseconds from `origin` to the time of the clock while the clock stands still; [`RUNS`] while it runs.
     stopped: AtomicU64,
     /// The nanoseconds for which it stood still.
     lag: AtomicU64,

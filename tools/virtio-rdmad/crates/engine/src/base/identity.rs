@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which device is which.
+//! Identities of devices.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -36,13 +36,13 @@ const CHECKED: usize = 20;
 /// The bytes of the header.
 const HEADER: usize = 24;
 
-/// Why an image is refused.
+/// The reason why an image is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// The image has fewer bytes than a header.
     #[error("an image of {len} bytes has no header")]
     Header {
-        /// Its length.
+        /// The length of the image, in bytes.
         len: usize,
     },
     /// The first bytes are not those of an image.
@@ -85,7 +85,7 @@ pub enum LoadError {
     /// The guest was told of another limit.
     #[error("the state of a device with another {what}")]
     Limit {
-        /// Which limit.
+        /// The name of the limit.
         what: &'static str,
     },
     /// The device is started, and so has a state already.
@@ -100,13 +100,13 @@ pub enum LoadError {
     /// A virtqueue that the guest had set up is not given.
     #[error("virtqueue {index} is missing")]
     NoQueue {
-        /// Its index.
+        /// The index of the virtqueue.
         index: u16,
     },
     /// A virtqueue is not in the guest's memory.
     #[error("virtqueue {index}: {error}")]
     Queue {
-        /// Its index.
+        /// The index of the virtqueue.
         index: u16,
         /// The reason.
         error: RingError,

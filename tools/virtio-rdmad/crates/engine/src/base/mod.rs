@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What all floors share: addresses, limits, tables, locks and counters, and how a queue gets its next
-//! visit.
+//! The parts that all floors share: addresses, limits, tables, locks and counters, and the modules that decide when a
+//! queue gets its next visit.
 
 pub(crate) mod address;
 pub(crate) mod budget;

@@ -65,7 +65,7 @@ pub enum Observation {
     },
     /// A CQE is written.
     Completed {
-        /// That of the work request.
+        /// The `wr_id` of the work request.
         wr_id: u64,
         /// Whether it is of a receive.
         is_receive: bool,
@@ -76,7 +76,7 @@ pub enum Observation {
     },
     /// The requester tries again.
     Retried {
-        /// Why.
+        /// The reason for the retry.
         reason: &'static str,
         /// The number of retries that are left after this one; `None` if they have no limit.
         left: Option<u8>,
@@ -85,7 +85,7 @@ pub enum Observation {
     Packet {
         /// Whether it leaves.
         leaves: bool,
-        /// What it is, and where in its message.
+        /// The operation of the packet, and either its position in the message or the syndrome of its AETH.
         opcode: String,
         /// Bytes of payload.
         length: u64,

@@ -2,8 +2,9 @@
 
 //! The part of a device's limits that an administrator lets one guest use.
 
-/// How much a guest may use at a time. A quota may change while the device runs, and the guest is not told of it: the
-/// configuration space names what the device can have ([`super::limits::Limits`]), and the smaller of the two counts.
+/// The amounts that a guest may use at a time. A quota may change while the device runs, and the guest is not told of
+/// it: the configuration space names the limits of the device ([`super::limits::Limits`]), and the smaller of the two
+/// values counts.
 ///
 /// A quota is asked when something new is made. What a guest has already stays, even if it is more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

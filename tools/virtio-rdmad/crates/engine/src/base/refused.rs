@@ -4,7 +4,7 @@
 
 use abi::virtio_rdma_sge;
 
-/// Why a key does not give the access that is asked for.
+/// The reason why a key does not give the access that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
     /// No region and no window has this key.
@@ -50,7 +50,7 @@ pub struct RefusedAccess {
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// Why.
+    /// The reason for the refusal.
     pub why: KeyError,
 }
 
@@ -59,7 +59,7 @@ pub struct RefusedAccess {
 pub(crate) struct SgeError {
     /// The place of the SGE in the list, or a number beyond the list if the SGE is not known.
     pub at: u8,
-    /// Why.
+    /// The reason for the refusal.
     pub why: KeyError,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which classes of traffic the packets of a guest may be in. Switches and routers choose by them which queue a packet
-//! waits in, and whether it is dropped or the sender paused.
+//! The classes of traffic that the packets of a guest may have. By the class, switches and routers choose the queue in
+//! which a packet waits, and decide whether the packet is dropped or the sender is paused.
 //!
 //! The guest's kernel names a class for each connection and each datagram, and the administrator says which of them the
 //! guest may have. A packet of another class is sent as well, in the first one that is allowed: a port that does not

@@ -214,7 +214,7 @@ pub(super) fn create(
     if request.access_flags != 0 || !(1..=MAX_FAST_REG_PAGES).contains(&max_pages) {
         return Err(Status::Invalid);
     }
-    // What it may come to consist of is set aside now: a work request could not report that it is
+    // The extents that a registration may need are set aside now: a work request could not report that they are
     // missing.
     if max_pages > objects.room(&hca.limits) {
         return Err(Status::NoResource);

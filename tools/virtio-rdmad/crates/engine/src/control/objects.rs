@@ -220,7 +220,7 @@ pub(crate) struct ObjectsImage {
 /// The numbers of the objects on rings.
 #[derive(Default)]
 pub(crate) struct InUse {
-    /// Those of CQs.
+    /// The numbers of CQs.
     pub cqs: Vec<u16>,
     /// The places of QPs.
     pub qps: Vec<Slot>,

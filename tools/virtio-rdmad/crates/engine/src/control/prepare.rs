@@ -35,7 +35,8 @@ pub(crate) const MOVED: u32 = 64;
 /// The preparation of a command.
 #[derive(Default)]
 pub(crate) enum Prepared {
-    /// Nothing, or what it cannot have: then it ends in an error.
+    /// Nothing is prepared. Either the command needs no preparation, or it asks for something that it cannot have, and
+    /// ends in an error.
     #[default]
     Nothing,
     /// The memory of a region.
@@ -87,7 +88,8 @@ impl Prepared {
 
 /// The memory of REG_USER_MR and REREG_MR.
 pub(crate) struct PreparedMemory {
-    /// What it is to be, by offset in the first page, bytes, and bytes of all pages of the table.
+    /// The reader of the page table, and three numbers of bytes: the offset of the region in its first page, the length
+    /// of the region, and the length of all pages of the table. `None` if no table is left to be read.
     table: Option<(Reader, [u64; 3])>,
     write: bool,
     room: usize,

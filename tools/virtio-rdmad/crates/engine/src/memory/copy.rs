@@ -115,7 +115,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Which side of a copy failed.
+/// The side of a copy that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The memory that is read.
@@ -143,7 +143,7 @@ pub(crate) fn copy(source: View<'_>, target: View<'_>, total: u64) -> Result<u64
     let have = reading.begin().ok_or(Side::Source)?;
     let len = have.min(writing.begin().ok_or(Side::Target)?);
     let (mut from, mut to) = (Cursor::new(&source), Cursor::new(&target));
-    // What is left of the pieces here. In registers: a load of what was stored a moment ago may wait
+    // The rest of each current piece. Both are in registers: a load of a value that was stored a moment ago may wait
     // for the copy to drain.
     let (mut source, mut target) = (Chunk::EMPTY, Chunk::EMPTY);
     let is_cached = SECOND_CACHE.contains(&total);
@@ -157,7 +157,7 @@ pub(crate) fn copy(source: View<'_>, target: View<'_>, total: u64) -> Result<u64
         }
         let piece = source.len().min(target.len());
         let copied = if piece as u64 == left {
-            // Only the end of a message is what programs poll.
+            // Programs poll only the end of a message.
             source.copy_to(target)
         } else if is_cached && piece <= SMALL_PIECE {
             source.copy_cached_part_to(target)

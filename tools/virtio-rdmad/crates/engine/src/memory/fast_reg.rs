@@ -25,7 +25,7 @@ pub(crate) struct FastReg {
     pub pdn: u32,
     /// Most pages of a registration.
     pub max_pages: usize,
-    /// Its key: that of the last REG_MR, or the first one.
+    /// The key of the last REG_MR; the first key of the region if there was no REG_MR yet.
     pub key: u32,
     /// The attributes of the region if it is VALID; `None` if it is FREE.
     pub valid: Option<Attributes>,
@@ -63,7 +63,7 @@ impl Registration {
 pub(crate) enum Invalidator {
     /// The owner of the QP.
     Local,
-    /// Its peer.
+    /// The peer of the QP.
     Remote,
 }
 

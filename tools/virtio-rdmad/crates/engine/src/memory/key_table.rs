@@ -38,7 +38,7 @@ const FEW: usize = 64;
 /// The regions of one device, by key.
 #[derive(Default)]
 pub(crate) struct KeyTable {
-    /// By the upper 24 bits of the key, of which each region has its own.
+    /// The regions by the upper 24 bits of their keys. No two regions have the same upper 24 bits.
     regions: ByKey<Arc<Mr>>,
     /// Regions for fast registration, likewise. A region that is VALID is in `regions` too, unless it is
     /// not in memory.

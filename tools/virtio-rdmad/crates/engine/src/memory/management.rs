@@ -26,7 +26,7 @@ use crate::base::slot::Slot;
 use crate::base::sync::{read, write};
 use crate::base::wc_status::WcStatus;
 
-/// Why a registration or a binding is refused.
+/// The refusal of a registration or a binding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     /// The reason, for the log.

@@ -230,7 +230,7 @@ pub(crate) struct Mr {
     copies: Option<Gate>,
 }
 
-/// Why memory that a guest names cannot be found.
+/// The reason why memory that a guest names cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResolveError {
     /// An address in the page table is not aligned.

@@ -35,7 +35,7 @@ pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
 #[derive(Default)]
 pub(crate) struct MrCache {
     pins: SmallVec<[Pin; 2]>,
-    /// Whose regions these are, as an address that is only compared.
+    /// The address of the owner of these regions. It is only compared.
     owner: usize,
 }
 

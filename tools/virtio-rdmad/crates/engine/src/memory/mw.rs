@@ -48,7 +48,7 @@ impl MwType {
 pub(crate) struct Binding {
     /// The key of the region.
     pub region: u32,
-    /// Which part of it.
+    /// The part of the region.
     pub part: Part,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct MemoryWindow {
     pub pdn: u32,
     /// Its type.
     pub kind: MwType,
-    /// Its key: that of the last BIND_MW, or the first one.
+    /// The key of the last BIND_MW; the first key of the window if there was no BIND_MW yet.
     pub key: u32,
     /// The memory that the window is bound to; `None` if the window is FREE.
     pub binding: Option<Binding>,
@@ -106,7 +106,7 @@ pub(crate) struct MemoryWindow {
 /// The memory windows of one device.
 #[derive(Default)]
 pub(crate) struct MemoryWindows {
-    /// By the upper 24 bits of the key, of which each window has its own.
+    /// The windows by the upper 24 bits of their keys. No two windows have the same upper 24 bits.
     all: ByKey<MemoryWindow>,
     /// Upper 24 bits of the keys of a region, and of a window that is bound to it.
     by_region: BTreeSet<(u32, u32)>,

@@ -51,7 +51,7 @@ pub(crate) struct Qp<D> {
     pub requester: Apart<Mutex<RequesterHalf<D>>>,
 }
 
-/// What has cache lines of its own.
+/// A value that has cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct Apart<T>(T);
 
@@ -109,7 +109,7 @@ impl<D> Qp<D> {
 /// The incident that has ended a half of a QP, and its time.
 pub(crate) type Failure = (Instant, Incident);
 
-/// Why the work request under way does not go on.
+/// The reason why the work request under way does not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Nothing keeps it from going on.
@@ -132,7 +132,7 @@ pub(crate) struct Peer<D> {
     pub slot: Slot,
     /// The network's generation when it was found, or last seen to be there still.
     pub generation: u64,
-    /// For how long the addresses of both ends are theirs.
+    /// The tenures of the addresses of both ends. A tenure lasts as long as its end has the address.
     pub tenures: [Tenure; 2],
 }
 
@@ -239,7 +239,7 @@ pub(crate) struct Requester {
     /// The members of the multicast group that a datagram under way is yet to reach, by number; `None` before the
     /// first. An image does not have them: the datagram begins again.
     pub members: Option<Span<u64>>,
-    /// Why it does not go on.
+    /// The reason why the work request does not go on.
     pub wait: Wait,
     /// The number of retries that are left while the peer has no receive.
     pub rnr_left: u8,
@@ -249,7 +249,7 @@ pub(crate) struct Requester {
     pub pace: Pace,
     /// The number of retries that are left without an answer.
     pub retry_left: u8,
-    /// Whom the connection is with.
+    /// The other end of the connection.
     pub partner: Partner,
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
@@ -381,7 +381,7 @@ pub(crate) struct Responder<D> {
     pub expected: Expected,
     /// The source.
     pub source: Address,
-    /// Whom the connection is with.
+    /// The other end of the connection.
     pub partner: Partner,
     /// Whether `receive` was taken from the queue, and has no CQE yet.
     pub has_receive: bool,

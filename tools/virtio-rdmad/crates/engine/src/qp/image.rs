@@ -31,7 +31,7 @@ use crate::queue::work_queue::WorkQueue;
 use crate::queue::wq_ring::{Kind, Sizes, WqRingImage};
 use crate::queue::wqe::{receive_entry_len, send_entry_len, ReceiveWqe, SendWqe, WqConfig};
 
-/// Why the work request under way does not go on.
+/// The image of a [`Wait`].
 #[derive(Serialize, Deserialize)]
 enum WaitImage {
     No,

@@ -56,7 +56,7 @@ pub(crate) enum Reply {
         /// The PSN of the missing packet.
         psn: Psn,
     },
-    /// That this responder knows selective acknowledgements.
+    /// An offer: it says that this responder knows selective acknowledgements.
     Offer {
         /// The PSN of the missing packet, or that of the requester's offer.
         psn: Psn,

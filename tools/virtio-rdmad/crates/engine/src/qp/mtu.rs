@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How messages are cut into packets, by the MTU of a path.
+//! The sizes and numbers of packets of a message, by the MTU of its path.
 
 /// Returns the bytes of an `enum ib_mtu` as a power of two; those of 4096 bytes for one that is not
 /// set.
@@ -21,7 +21,7 @@ pub(crate) fn mtu_bytes(mtu: u8) -> u64 {
 /// Returns how many packets a message of `len` bytes would be.
 #[inline]
 pub(crate) fn packets(len: u64, mtu: u8) -> u32 {
-    // Not by a division: each message asks several times.
+    // Shifts and masks take less time than a division, and each message asks several times.
     let log2 = mtu_log2(mtu);
     let last = u64::from(len & ((1 << log2) - 1) != 0);
     u32::try_from((len >> log2) + last).map_or(u32::MAX, |packets| packets.max(1))

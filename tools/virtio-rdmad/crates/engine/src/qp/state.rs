@@ -80,7 +80,8 @@ fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
         Uc | XrcIni => CUR | ALT | ACCESS | MIG,
         Ud | Gsi => CUR | QKEY,
     };
-    // What may change in SQD: at both ends of a reliable connection, and at either end.
+    // The attributes that may change in SQD: `path` at both ends of a reliable connection, `requests` at its requester,
+    // and `answers` at its responder.
     let path = PORT | AV | TIMEOUT | ALT | ACCESS | PKEY | MIG;
     let (requests, answers) = (RETRY | RNR_RETRY | RD, DEST_RD | RNR_TIMER);
     Some(match (from, to) {
@@ -115,7 +116,7 @@ fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
     })
 }
 
-/// Why a transition is refused.
+/// The reason why a transition is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// There is no such transition.

@@ -23,7 +23,7 @@ const CONSUMER: usize = offset_of!(virtio_rdma_cq_ring, consumer);
 const ARM_NEXT: usize = offset_of!(virtio_rdma_cq_ring, arm_next);
 const ARM_SOLICITED: usize = offset_of!(virtio_rdma_cq_ring, arm_solicited);
 
-/// Why a CQE was not placed.
+/// The reason why a CQE was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotPlaced {
     /// The ring is full of CQEs that the owner has not taken, or the owner says so.
@@ -62,7 +62,7 @@ struct Moderation {
 struct Held {
     /// Completions so far.
     count: u32,
-    /// When the first of them was placed.
+    /// The time at which the first of these completions was placed.
     since: Instant,
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum Wait {
     Roused,
 }
 
-/// Why an SRQ gives no more work requests.
+/// The reason why an SRQ gives no more work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SrqError {
     /// The producer of the SRQ went wrong, or its ring is not in memory.
@@ -298,7 +298,7 @@ impl Srq {
     }
 
     fn forget_late(&mut self, now: Instant) {
-        // Where many are late, each look forgets some of them.
+        // If many QPs are late, each look forgets some of them.
         if self.set_aside_until.is_some_and(|until| until <= now) && !self.waiters.forget_others() {
             self.set_aside_until = None;
         }

@@ -181,7 +181,7 @@ mod tests {
         waiters.join(at(5), true);
         waiters.put_back(at(5));
         assert_eq!([waiters.rouse(1), waiters.rouse(2)], [None, Some(at(3))]);
-        // What was set aside for it is for others. It is not forgotten.
+        // The work request that was set aside for it is for others. The QP is not forgotten.
         waiters.forget_others();
         waiters.put_back(at(3));
         assert_eq!(waiters.rouse(1), Some(at(3)));
@@ -196,7 +196,7 @@ mod tests {
             waiters.join(at(slot), slot == 9);
         }
         assert_eq!([3, 4].map(|left| admits(&waiters, 1, left)), [false, true]);
-        // Those that wait look by themselves as well.
+        // The QPs that wait look by themselves as well.
         assert_eq!([1, 2].map(|left| admits(&waiters, 3, left)), [false, true]);
         assert_eq!([2, 3].map(|left| admits(&waiters, 9, left)), [false, true]);
         assert_eq!(waiters.rouse(1), Some(at(5)));
@@ -222,7 +222,8 @@ mod tests {
         }
         waiters.join(at(1000), false);
         let admits = |waiters: &Waiters, slot, left| waiters.admit(at(slot), || left);
-        // Those in front are served. The others are not, unless there is one for each: nobody counts who is first.
+        // The QPs in front are served. The others are not, unless there is a work request for each: nobody counts which
+        // QP is first.
         assert_eq!([60, 61].map(|left| admits(&waiters, 60, left)), [false, true]);
         assert_eq!([999, 1001].map(|left| admits(&waiters, 900, left)), [false, true]);
         assert_eq!(waiters.rouse(999), None);

@@ -40,9 +40,9 @@ const RING_HEADER: usize = size_of::<virtio_rdma_ring_sq_wqe>();
 const RING_XRC_HEADER: usize = size_of::<virtio_rdma_ring_xrc_wqe>();
 const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
 
-/// Why SGEs are refused.
+/// The reason why SGEs are refused.
 const NO_SGES: &str = "SGEs that cannot be read";
-/// Why an opcode is refused.
+/// The reason why an opcode is refused.
 const FOREIGN_OPCODE: &str = "a send opcode that the QP does not do";
 
 /// Send flags that mean something here.

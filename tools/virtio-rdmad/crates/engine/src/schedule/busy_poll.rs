@@ -31,11 +31,11 @@ struct Polled {
 /// The queues that are busy-polled, in no order.
 pub(crate) struct BusyPoll {
     all: Vec<Polled>,
-    /// Where each queue is in `all`, plus one; 0: it is not looked at.
+    /// The index of each queue in `all`, plus one; 0 if the queue is not busy-polled.
     places: Box<[u16]>,
     /// Queues where looks found nothing for long enough, until [`Self::next_tired`] returns them.
     tired: Vec<u16>,
-    /// Where in `all` the next look begins.
+    /// The index in `all` at which the next look begins.
     cursor: usize,
     /// Watches of earlier generations are not looked at any more.
     generation: u64,

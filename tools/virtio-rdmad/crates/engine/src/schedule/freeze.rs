@@ -20,7 +20,7 @@ enum Guard {
     /// Both halves of each QP. A peer receives with that of the responder held: it takes receives, copies data, and
     /// places CQEs.
     Qps,
-    /// That of the status, which counts the work requests that wait in rings.
+    /// The lock of the status. A thread holds it while it counts the work requests that wait in rings.
     Status,
     /// CQs, of which a peer tells the guest without a half of a QP.
     Cqs,

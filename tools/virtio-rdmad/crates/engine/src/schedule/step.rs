@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::try_lock;
 
-/// What a step of a change (of memory, a reset, a freeze) leaves to be done.
+/// The rest of a change (of memory, a reset, a freeze) after one of its steps.
 pub(crate) enum Step {
     /// There are more steps.
     More,

@@ -14,7 +14,7 @@ use roce::{Segments, Split};
 use super::driver::TestClock;
 use crate::{Clock, Fabric, FabricConfig, Uplink};
 
-/// How often things go wrong, in thousandths.
+/// The rates of faults, in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// A frame is lost.
@@ -39,19 +39,19 @@ struct Frame {
     bytes: Vec<u8>,
     /// The bytes of the segments of a train.
     segment: u16,
-    /// When it arrives, if not at once.
+    /// The time at which the frame arrives; `None` if it arrives at once.
     at: Option<Instant>,
 }
 
-/// What is under way, and what decides what becomes of it.
+/// A cable between fabrics: the frames under way, and the faults that they meet.
 pub struct Cable {
     frames: Mutex<VecDeque<Frame>>,
-    /// How long a frame is under way, by this clock.
+    /// The time for which a frame is under way, by this clock.
     delay: Mutex<Option<(Duration, Arc<TestClock>)>>,
     fabrics: Mutex<Vec<Arc<Fabric>>>,
     faults: Faults,
     random: Mutex<u64>,
-    /// How many times what is sent leaves the host, as it says.
+    /// The number of times that each packet leaves the host, as the uplink says.
     pub copies: AtomicUsize,
     /// The packet of every frame that was sent, as a frame.
     pub sent: Mutex<Vec<Vec<u8>>>,

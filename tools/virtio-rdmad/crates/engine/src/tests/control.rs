@@ -18,7 +18,7 @@ fn guest() -> Guest {
 }
 
 thread_local! {
-    /// What fabrics with random numbers draw.
+    /// The number that fabrics with random numbers draw.
     static RANDOM: Cell<u64> = const { Cell::new(0) };
 }
 

@@ -49,7 +49,7 @@ pub const INLINE: u32 = 256;
 #[derive(Clone)]
 pub struct Setup {
     pub limits: Limits,
-    /// What the guest may do.
+    /// The policy of the guest.
     pub policy: DevicePolicy,
     /// Whether the guest adds its GID when it starts.
     pub adds_gid: bool,
@@ -118,10 +118,10 @@ pub const ALL: u32 = READ | WRITE | ATOMIC | LOCAL;
 /// The RNR timer of these tests.
 pub const RNR_TIMER: Duration = Duration::from_micros(640);
 
-/// How long a requester pauses before it waits for a receive.
+/// The time for which a requester pauses before it waits for a receive.
 pub const PAUSE: Duration = Duration::from_micros(160);
 
-/// How long a requester that has more to send polls, before it asks to be told of a receive.
+/// The time for which a requester that has more to send polls, before it asks to be told of a receive.
 pub const ASKED: Duration = PATIENCE.saturating_add(RNR_TIMER);
 
 /// A clock whose time passes only when a test says so.

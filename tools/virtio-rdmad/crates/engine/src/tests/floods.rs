@@ -30,7 +30,7 @@ const MOST_ANSWERS: usize = 512;
 /// at the other end of the cable, and nobody runs it during the flood: what comes back is lost.
 struct Flood {
     from: Guest,
-    /// What the first guest has.
+    /// The objects of the first guest.
     end: End,
     /// The connection's QP, and what the second guest has.
     to: End,

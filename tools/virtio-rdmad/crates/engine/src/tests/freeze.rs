@@ -25,7 +25,7 @@ const UC: u32 = VIRTIO_RDMA_QPT_UC;
 
 /// More time than all retries of a QP of these tests take.
 const LONG: Duration = Duration::from_secs(3600);
-/// Where a guest has what the other one names, and where receives are.
+/// The address of the memory that the other guest names, and of receives.
 const PLACE: u64 = DATA + (4 << 20);
 /// The bytes of a message of many chunks.
 const MANY: usize = 2 << 20;

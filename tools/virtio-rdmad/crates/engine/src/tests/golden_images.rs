@@ -29,7 +29,7 @@ use crate::{Clock, Device, Gid, Limits};
 /// virtqueues.
 const NAMES: [&str; 3] = ["requester", "responder", "virtqueues"];
 
-/// What has to be done if an image is not as it was.
+/// The advice if an image is not as it was.
 const ADVICE: &str = "what images consist of has changed: raise VERSION in base/image.rs once for a release, and then \
     store new images: cargo test -p engine -- --ignored store_golden_images";
 
@@ -168,7 +168,7 @@ fn store_golden_images() {
     std::fs::write(path(), text).unwrap();
 }
 
-/// What a guest with rings has that others name. Both guests have the same numbers.
+/// The objects of a guest with rings that others name. Both guests have the same numbers.
 #[derive(Clone, Copy)]
 struct Objects {
     pdn: u32,

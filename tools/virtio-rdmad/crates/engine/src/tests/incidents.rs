@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the process is told that happens to objects of a guest.
+//! The incidents of a guest's objects that the process is told of.
 
 use std::sync::{Arc, Mutex};
 

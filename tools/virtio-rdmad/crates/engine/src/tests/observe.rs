@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What an observer is told of messages, at each point of their way.
+//! The observations of messages, at each point of their way.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a network costs that loses, repeats and reorders packets: how many packets are sent besides those
+//! The cost of a network that loses, repeats and reorders packets: the number of packets that are sent besides those
 //! that a message needs.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const MIB: usize = 1 << 20;
 const COUNT: u64 = 4;
 
-/// What can go wrong, and the most packets that are sent for 1 MiB then, besides 1024 with data.
+/// The faults of a network, and the most packets that are sent for 1 MiB with them, besides 1024 packets with data.
 const COSTS: [(Faults, u64); 3] = [
     (Faults { loss: 10, repeat: 0, reorder: 0, corrupt: 0, mark: 0, foreign: false }, 120),
     (Faults { loss: 0, repeat: 0, reorder: 20, corrupt: 0, mark: 0, foreign: false }, 140),

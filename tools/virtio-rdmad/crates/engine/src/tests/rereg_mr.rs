@@ -13,7 +13,7 @@ const ACCESS: u32 = VIRTIO_RDMA_REREG_ACCESS;
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const REFUSED: u32 = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
 
-/// What guest b can be asked for.
+/// The arguments of a REREG_MR of guest b.
 struct Rereg {
     mrn: u32,
     flags: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How two peers learn that both know selective acknowledgements, and what becomes of those that do not.
+//! The agreement of two peers on selective acknowledgements, and connections with peers that do not know them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -12,7 +12,7 @@ use super::driver::*;
 use crate::base::sync::lock;
 use crate::{Clock, DeviceStatus, Incident, KeyError, QpCount, QpPath, QpState, QpStatus};
 
-/// How long a thread has to answer that waits for nobody.
+/// The time in which a thread that waits for nobody has to answer.
 const AT_ONCE: Duration = Duration::from_secs(60);
 
 /// Returns the summary of a guest's device while each lock of its QPs, SRQs and CQs is held.

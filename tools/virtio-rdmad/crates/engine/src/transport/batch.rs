@@ -75,7 +75,7 @@ struct Touched {
 
 /// A completion that is yet to be placed.
 pub(crate) struct Completion {
-    /// Its CQ: an index of `CompletionBatch::touched`.
+    /// The index of its CQ in `CompletionBatch::touched`.
     touched: usize,
     cqe: Cqe,
     solicited: bool,

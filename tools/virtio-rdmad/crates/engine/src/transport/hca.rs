@@ -89,7 +89,7 @@ struct GidEntry {
     is_withdrawn: bool,
 }
 
-/// Why an address cannot be put into the GID table.
+/// The reason why an address cannot be put into the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GidError {
     /// There is no entry of this index.
@@ -102,7 +102,7 @@ pub(crate) enum GidError {
 
 /// The HCA of one guest.
 pub(crate) struct Hca {
-    /// Which HCA it is.
+    /// The identity of the HCA.
     pub identity: Identity,
     /// The limits of the guest.
     pub limits: Limits,
@@ -142,9 +142,9 @@ pub(crate) struct Hca {
     pub completion_events: Box<[Mutex<Events>]>,
     /// A number for each queue.
     pub jobs: Jobs,
-    /// When queues that wait are visited again.
+    /// The times at which queues that wait are visited again.
     pub timers: Mutex<Timers>,
-    /// Which queues have work.
+    /// The queues that may have work.
     pub ready: ReadySet,
     wake: Arc<dyn Wake>,
     observer: RwLock<Option<Arc<dyn Observer>>>,
@@ -274,7 +274,7 @@ impl Hca {
     pub fn add_gid(self: &Arc<Self>, index: usize, address: Address) -> Result<(), GidError> {
         let mut gids = lock(&self.gids);
         let entry = gids.get_mut(index).ok_or(GidError::NoEntry)?;
-        // With the table locked, so that no change of what is allowed comes between.
+        // The table is locked, so that no change of the rights comes between the check and the entry.
         if !self.fabric.may_use(&address, self) {
             return Err(GidError::Forbidden);
         }

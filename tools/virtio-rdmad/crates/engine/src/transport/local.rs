@@ -48,7 +48,7 @@ fn look_up_peer(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) -> O
     Some(Peer { device, slot, generation, tenures: [own_tenure, tenure] })
 }
 
-/// Why a message does not get to the responder of the other end.
+/// The reason why a message does not get to the responder of the other end.
 pub(crate) enum NoResponder {
     /// There is no QP that is ready to receive, is connected to the requester's, and expects its message.
     Absent,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a message reaches its QP: the requester, the responder, and the path between them.
+//! The path of a message to its QP: the requester, the responder, and everything between them.
 
 pub(crate) mod batch;
 pub(crate) mod datagram;

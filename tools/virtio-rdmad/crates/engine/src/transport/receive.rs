@@ -27,7 +27,7 @@ use crate::queue::cq::Cqe;
 use crate::queue::srq::Wait;
 use crate::queue::wqe::{Ended, Popped};
 
-/// Why no receive was taken.
+/// The reason why no receive was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoReceive {
     /// No receive is posted.

@@ -44,7 +44,7 @@ use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
 use crate::queue::wqe::{Popped, SendWqe};
 
-/// How many times the time for an answer a requester may wait for it (IBA 9.7.6.1.3).
+/// The longest time that a requester may wait for an answer, in multiples of its timeout (IBA 9.7.6.1.3).
 const LONGEST_ANSWER: u32 = 4;
 
 /// Returns whether the peer's QP is there and was not made ready to receive yet.
@@ -432,7 +432,7 @@ impl Sender<'_> {
             if !requester.active {
                 match requester.queue.pop_send(&mut requester.wqe, &self.config.wq) {
                     Ok(Popped::Taken) => self.start(requester),
-                    // What becomes of that may lock this QP's responder, which may be this one.
+                    // The next step may lock this QP's responder, which may be the responder that is locked here.
                     popped => break Ok(Progress::Next(popped)),
                 }
                 let operation = requester.wqe.request.operation;

@@ -33,7 +33,7 @@ use crate::memory::mr_cache::{Mapping, Mappings, MrCache};
 use crate::qp::state::QpState;
 use crate::queue::request::Operation;
 
-/// Why the remote side of an RDMA operation was refused.
+/// The reason why the responder refuses an RDMA operation.
 #[derive(Clone, Copy)]
 enum Refusal {
     /// The QP does not let its peer do this at all.
@@ -45,9 +45,9 @@ enum Refusal {
 /// The statuses of the work requests of both ends, if a message fails that has taken its receive.
 #[derive(Clone, Copy)]
 struct BothStatuses {
-    /// That of the receive, at the responder.
+    /// The status of the receive, at the responder.
     receive: WcStatus,
-    /// That of the send work request, at the requester.
+    /// The status of the send work request, at the requester.
     send: WcStatus,
 }
 

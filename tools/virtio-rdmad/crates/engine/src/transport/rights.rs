@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which addresses a guest may add to its GID table.
+//! The addresses that a guest may add to its GID table.
 //!
 //! A network adapter's port sees frames, and the switch behind it decides which source addresses it
 //! lets pass. Here the GID table is what a guest sends and receives by, so that the decision is made

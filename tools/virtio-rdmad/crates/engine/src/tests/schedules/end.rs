@@ -17,16 +17,16 @@ use crate::Gid;
 
 /// The bytes of guest memory that an end uses: its area, and what it sends.
 pub const MEMORY: u64 = SENDS + (DEPTH * AREA) as u64;
-/// Where what it sends begins.
+/// The offset of the data that an end sends, in its memory.
 pub const SENDS: u64 = AREA as u64;
-/// What memory has that its owner uses again.
+/// The value of bytes in memory that its owner uses again.
 const USED_AGAIN: u8 = 0x5a;
 
 /// One end of a connection.
 pub struct End {
     pub number: usize,
     pub qpn: u32,
-    /// Where its memory begins.
+    /// The address of its memory.
     pub memory: u64,
     /// The key of its area for what is for each of its queues. A target has what the SRQ has.
     pub area_keys: Vec<u32>,
@@ -35,16 +35,16 @@ pub struct End {
     /// The key of what it sends.
     pub key: u32,
     pub plan: EndPlan,
-    /// What it sends, as its peer sees it.
+    /// The model of its sends, as its peer sees them.
     pub model: Model,
-    /// What is to be posted, and when the next of it is.
+    /// The work requests that are yet to be posted, each with the pause in nanoseconds after the previous one.
     pub works: VecDeque<(u64, Work)>,
     pub work_at: u64,
     /// Receives that have completed.
     pub received: usize,
     /// Whether receives were flushed.
     pub is_flushed: bool,
-    /// When its requester last got on.
+    /// The time at which the last CQE of its send queue was taken.
     pub progress: u64,
 }
 

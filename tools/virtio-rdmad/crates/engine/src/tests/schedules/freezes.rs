@@ -12,7 +12,7 @@ use crate::tests::driver::pages_in_use;
 
 /// The freezes that are to come, and the guests that are frozen.
 pub struct Freezes {
-    /// When devices are frozen (`true`), and let go on.
+    /// The times at which devices are frozen (`true`), or go on (`false`).
     due: VecDeque<(u64, bool, usize, Freeze)>,
     /// The memory of each guest whose device is frozen, as it was then.
     memories: Vec<Option<Vec<u8>>>,

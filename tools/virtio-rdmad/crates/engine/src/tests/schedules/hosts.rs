@@ -19,11 +19,11 @@ pub struct Hosts {
     fabrics: Vec<Arc<Fabric>>,
     /// The guests. Their addresses end with the numbers of these, counted from 1.
     pub guests: Vec<Guest>,
-    /// Where memory begins that is not used, for each guest.
+    /// The address of the first unused byte of memory of each guest.
     free: Vec<u64>,
     /// The host of each guest.
     places: Vec<usize>,
-    /// When hosts are upgraded, if they are.
+    /// The dice by which hosts are upgraded; `None` if they are not upgraded.
     upgrades: Option<Dice>,
     tells: bool,
 }

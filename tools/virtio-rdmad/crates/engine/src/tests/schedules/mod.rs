@@ -32,7 +32,7 @@ use crate::tests::driver::without_upgrades;
 
 /// The schedules that run if nothing else is said.
 const USUAL: Range<u64> = 0..1000;
-/// Those of them with freezes, each of which copies and compares the memory of a guest.
+/// The schedules with freezes that run if nothing else is said. Each of them copies and compares the memory of a guest.
 const USUAL_FREEZES: Range<u64> = 0..150;
 
 /// Returns the numbers of the schedules that run, by the variable, or those that do so usually.

@@ -22,7 +22,7 @@ const FLUSHED: u32 = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
 /// A work request that was posted.
 pub struct Posted {
     pub work: Work,
-    /// What it sends; of an atomic, nothing.
+    /// The data that it sends; empty for an atomic.
     pub data: Vec<u8>,
     /// The word that a compare-and-swap compares with.
     pub compare: u64,
@@ -36,7 +36,7 @@ struct Step {
     bytes: Vec<u8>,
 }
 
-/// What the reference finds wrong.
+/// The judgement of the reference. The error says what is wrong.
 pub type Verdict<T = ()> = Result<T, String>;
 
 /// One direction of a connection.
@@ -59,7 +59,7 @@ pub struct Model {
     /// The work requests that take receives, and how many of them have arrived.
     takers: Vec<usize>,
     pub arrived: usize,
-    /// How many must have arrived, as their work requests have completed.
+    /// The number of these work requests that must have arrived, because they have completed.
     due: usize,
 }
 

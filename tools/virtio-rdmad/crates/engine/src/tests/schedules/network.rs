@@ -14,7 +14,7 @@ use crate::tests::cable::mark;
 use crate::tests::driver::TestClock;
 use crate::Uplink;
 
-/// What goes wrong: how often, in thousandths, and times in nanoseconds.
+/// The faults of a link: rates in thousandths, and times in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// A frame is lost.
@@ -35,7 +35,7 @@ pub struct Faults {
     pub tick: u64,
     /// Whether trains of packets stay whole.
     pub keeps_trains: bool,
-    /// When all frames are lost.
+    /// The start and the end of the period in which all frames are lost.
     pub outage: Option<(u64, u64)>,
 }
 
@@ -46,7 +46,7 @@ impl Faults {
     }
 }
 
-/// What goes wrong between each two guests.
+/// The faults between each two guests.
 #[derive(Clone, Debug)]
 pub struct Links(Vec<Vec<Faults>>);
 
@@ -71,7 +71,7 @@ impl Links {
 /// A frame that was lost, spoilt or late.
 #[derive(Clone, Copy, Debug)]
 pub struct Harm {
-    /// When it was sent.
+    /// The time at which the frame was sent.
     pub time: u64,
     /// The last byte of the address that it was for.
     pub to: u8,
@@ -88,7 +88,7 @@ pub struct Frame {
 
 struct State {
     dice: Dice,
-    /// By the time of arrival, and in the order of sending.
+    /// The frames under way, by the time of arrival and in the order of sending.
     under_way: BTreeMap<(u64, u64), Frame>,
     sent: u64,
     harm: Vec<Harm>,

@@ -11,15 +11,15 @@ use super::plan::{peer, EndPlan, Kind, Owner, Plan, QueuePlan, AREA};
 use super::receives::{self, Object, Receives};
 use crate::tests::driver::*;
 
-/// What the QPs of a guest have in common.
+/// The objects that the QPs of a guest share.
 #[derive(Clone, Copy)]
 struct Common {
     pdn: u32,
-    /// What a guest with rings has.
+    /// The objects that only a guest with rings has.
     shared: Option<Shared>,
 }
 
-/// What QPs share with rings.
+/// The objects that QPs share if the guest has rings.
 #[derive(Clone, Copy)]
 struct Shared {
     cqn: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a schedule does: it follows from its number.
+//! The plan of a schedule, which follows from its number.
 
 use super::network::Links;
 
@@ -9,7 +9,7 @@ pub const AREA: usize = 8192;
 /// The work requests of a queue that are not done, at most.
 pub const DEPTH: usize = 16;
 
-/// What a work request asks for. Places are offsets in the area of the peer.
+/// The operation of a work request. Places are offsets in the area of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Send {
@@ -69,7 +69,7 @@ impl Op {
     }
 }
 
-/// What is wrong with a work request.
+/// The flaw of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// The rkey is that of no region.
@@ -97,7 +97,7 @@ pub struct Work {
     pub is_inline: bool,
     /// The bytes of an SGE, at most.
     pub piece: usize,
-    /// Which of the queues of its peer it is for.
+    /// The index of the queue that it is for, among the queues of its peer.
     pub queue: usize,
     pub flaw: Option<Flaw>,
 }
@@ -127,9 +127,10 @@ pub struct GuestPlan {
     pub host: usize,
     /// The number of its address, which may be that of an earlier guest.
     pub address: usize,
-    /// From when until when it does not have its address: from 0 on, if it takes over that of another.
+    /// The periods in which it does not have its address, each with start and end. The first period starts at 0 if the
+    /// guest takes over the address of another guest.
     pub absences: Vec<(u64, u64)>,
-    /// When its device is frozen, from the first on.
+    /// The periods in which its device is frozen, in order.
     pub freezes: Vec<Freeze>,
     /// Whether its driver knows VIRTIO_RDMA_F_RINGS. Without, it has virtqueues, and none of the following:
     /// SRQs, XRC, FLUSH, ATOMIC WRITE and inline data.
@@ -174,17 +175,17 @@ fn tries(times: impl Iterator<Item = (u64, u64)>, since: u64, now: u64, answer: 
     times.map(|(from, until)| (until - from) as usize / answer as usize + 2).sum()
 }
 
-/// What kind of QP an end has.
+/// The type of the QP of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Rc,
-    /// That of XRC which sends.
+    /// The QP of XRC that sends.
     Initiator,
-    /// That of XRC which receives.
+    /// The QP of XRC that receives.
     Target,
 }
 
-/// What one end of a connection does.
+/// The plan of one end of a connection.
 #[derive(Clone, Debug)]
 pub struct EndPlan {
     pub kind: Kind,
@@ -203,13 +204,13 @@ pub struct EndPlan {
     pub timeout: u8,
     /// Its RNR timer (`min_rnr_timer`).
     pub rnr_timer: u8,
-    /// What it posts to its send queue, and how many nanoseconds after the one before.
+    /// The work requests for its send queue, each with the pause in nanoseconds after the previous one.
     pub works: Vec<(u64, Work)>,
     /// The queues of its receives: one of RC, the SRQs of its domain of a target, and none of an initiator.
     pub queues: Vec<usize>,
 }
 
-/// Whose receives are in a queue.
+/// The object that a queue of receives belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Qp,
@@ -218,7 +219,7 @@ pub enum Owner {
     XrcSrq,
 }
 
-/// What is posted to a queue of receives.
+/// The plan of a queue of receives.
 #[derive(Clone, Debug)]
 pub struct QueuePlan {
     /// Its guest.

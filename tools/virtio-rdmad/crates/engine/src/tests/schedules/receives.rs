@@ -13,7 +13,7 @@ use crate::tests::driver::*;
 pub const MEMORY: u64 = (DEPTH * AREA) as u64;
 /// The bit of `wr_id` that a receive has.
 pub const IS_RECEIVE: u64 = 1 << 63;
-/// What memory has that nothing was written to.
+/// The value of bytes in memory to which nothing was written.
 pub const UNTOUCHED: u8 = 0xa5;
 
 /// A receive that was posted.
@@ -21,7 +21,7 @@ struct Receive {
     /// Its memory.
     at: u64,
     len: usize,
-    /// When it was posted.
+    /// The time at which it was posted.
     time: u64,
     /// Whether it has not completed.
     is_open: bool,
@@ -32,7 +32,7 @@ struct Receive {
 pub struct Object {
     /// Its number.
     pub number: u32,
-    /// How many QPs receive from it.
+    /// The number of QPs that receive from it.
     pub users: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct Receives {
     object: Object,
     /// The key of its memory.
     key: u32,
-    /// What is to be posted, and when the next of it is.
+    /// The receives that are yet to be posted, each with the pause in nanoseconds after the previous one.
     plan: VecDeque<(u64, Place)>,
     next_at: u64,
     posted: Vec<Receive>,

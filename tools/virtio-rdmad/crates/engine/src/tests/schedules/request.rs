@@ -16,10 +16,10 @@ pub fn pieces(at: u64, len: usize, piece: usize, key: u32) -> Vec<virtio_rdma_sg
     (0..len).step_by(piece).map(cut).collect()
 }
 
-/// What a work request names of the peer.
+/// The memory and the SRQ of the peer that a work request names.
 #[derive(Clone, Copy)]
 pub struct Remote {
-    /// Where its area begins.
+    /// The address of the peer's area.
     pub area: u64,
     /// The key of that.
     pub rkey: u32,

@@ -24,7 +24,7 @@ use crate::tests::driver::*;
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 /// The bytes of the area that one RDMA WRITE may write.
 const PLACE: usize = AREA / DEPTH;
-/// Where what is sent is in memory, behind what RDMA WRITEs write, and where receives are.
+/// The addresses of the data that is sent, behind the memory that RDMA WRITEs write, and of receives.
 const SENDS: u64 = DATA + AREA as u64;
 const RECEIVES: u64 = SENDS + (DEPTH * AREA) as u64;
 /// The bytes of all of it.
@@ -36,11 +36,11 @@ const GRH: usize = 40;
 struct Message {
     data: Vec<u8>,
     is_write: bool,
-    /// When it is posted.
+    /// The time at which it is posted.
     time: u64,
 }
 
-/// What a schedule is of.
+/// The kind of a schedule.
 #[derive(Clone, Copy, Default)]
 pub struct Kind {
     /// Datagrams, or else messages of an unreliable connection.
@@ -65,7 +65,7 @@ struct Stream {
     ends: [End; 2],
     posted: usize,
     completed: usize,
-    /// How often each message has arrived, and which came last.
+    /// The number of arrivals of each message, and the message that arrived last.
     arrived: Vec<usize>,
     last: Option<usize>,
     received: usize,

@@ -27,7 +27,7 @@ pub struct World {
     cqs: Vec<(usize, u32)>,
     ends: Vec<End>,
     queues: Vec<Receives>,
-    /// When guests lose their addresses (`false`), or get them.
+    /// The times at which guests lose their addresses (`false`), or get them (`true`).
     moves: VecDeque<(u64, bool, usize)>,
     freezes: Freezes,
     dice: Dice,

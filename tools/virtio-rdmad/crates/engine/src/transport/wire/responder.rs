@@ -575,7 +575,7 @@ fn answer(
     let selective = Some(Opcode::SELECTIVE_ACKNOWLEDGE);
     let (opcode, psn, extended) = match reply {
         Reply::Acknowledge { psn, syndrome } => (acknowledge, psn, with(syndrome)),
-        // What was missing may have come since.
+        // The missing packet may have come since.
         Reply::Selective { psn } if psn == expected.psn && held.sack(psn).count() != 0 => {
             hca.stats.add(Counter::SelectiveAcksSent, 1);
             let sack_eth = Some(held.sack(psn));
