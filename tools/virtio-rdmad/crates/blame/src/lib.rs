@@ -16,7 +16,7 @@ use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{mmap, MapFlags, ProtFlags};
 
-/// How many words a board has.
+/// The number of words of a board.
 pub const WORDS: usize = 1024;
 
 /// Marks the word of a thread that has aborted. A subject is less than this.

@@ -27,14 +27,14 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags};
 use vmm_sys_util::aio::{IoContext, IoControlBlock, IoEvent, IOCB_CMD_PREAD, IOCB_FLAG_RESFD};
 
-/// How many reads can be complete before their results are taken.
+/// The number of reads that can be complete before their results are taken.
 const RESULTS: u16 = 128;
 /// A bit of `aio_rw_flags` that has no meaning. The kernel refuses a read with it after it has found
 /// the named descriptor to be an eventfd, and before it does anything.
 const UNKNOWN_FLAG: u32 = 1 << 31;
 
 thread_local! {
-    /// What this thread signals by. Each thread has its own, so there is no lock.
+    /// The reads by which this thread signals. Each thread has its own, so there is no lock.
     static SIGNALS: OnceCell<Option<Signals>> = const { OnceCell::new() };
 }
 

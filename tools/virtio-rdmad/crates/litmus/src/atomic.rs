@@ -17,7 +17,7 @@ fn before(order: Ordering) {
     }
 }
 
-/// As in `std::sync::atomic`.
+/// Makes a fence, as in `std::sync::atomic`.
 pub fn fence(order: Ordering) {
     LAST.with(|last| last.set(false));
     loom::sync::atomic::fence(order);
@@ -25,7 +25,7 @@ pub fn fence(order: Ordering) {
 
 macro_rules! atomic {
     ($name:ident, $value:ty) => {
-        /// As in `std::sync::atomic`.
+        /// The type of this name in `std::sync::atomic`.
         #[derive(Debug, Default)]
         pub struct $name(loom::sync::atomic::$name);
 

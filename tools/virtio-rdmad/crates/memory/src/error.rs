@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why there is no access to guest memory.
+//! The errors of accesses to guest memory.
 
-/// Why an access to guest memory was refused.
+/// The reason why an access to guest memory was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum MemoryError {
     /// The range is not memory of the guest, or not contiguous in this process.
@@ -9,7 +9,7 @@ pub enum MemoryError {
     Unmapped {
         /// First address of the range.
         addr: u64,
-        /// Its length in bytes.
+        /// The length of the range, in bytes.
         len: u64,
     },
     /// The range goes beyond the slice.

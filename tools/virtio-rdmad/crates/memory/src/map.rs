@@ -17,10 +17,10 @@ use crate::{Chunk, Slice};
 /// The bytes of a page.
 pub const PAGE_SIZE: usize = 4096;
 
-/// Why a region was not mapped.
+/// The reason why a region was not mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// No bytes, or an address, offset or length that is not a multiple of the page size.
+    /// The region has no bytes, or its address, offset or length is not a multiple of the page size.
     #[error("region of {len} bytes at {guest_addr:#x}, file offset {offset:#x}: not whole pages")]
     Alignment {
         /// First guest address.
@@ -176,7 +176,7 @@ impl Mapped {
         let Some(own) = self.file else { return false };
         let is_before = self.end() == other.guest_addr && own.behind(self.len) == file;
         let is_behind = other.guest_addr + other.len == self.start && file.behind(other.len) == own;
-        // What was lost of a mapping stays lost until the VMM maps it again.
+        // A lost part of a mapping stays lost until the VMM maps it again.
         let is_alike = self.mapping.writable() == other.writable && !self.mapping.is_damaged();
         is_alike && (is_before || is_behind)
     }

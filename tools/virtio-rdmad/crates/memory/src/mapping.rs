@@ -22,7 +22,8 @@ pub(crate) struct Mapping {
     addr: NonNull<u8>,
     len: usize,
     writable: bool,
-    /// For small pages of a file: a bit for each block of [`BLOCK`] bytes whose pages were all touched.
+    /// A bit for each block of [`BLOCK`] bytes, which is set if all pages of the block were touched; only for small
+    /// pages of a file.
     touched: Option<Box<[AtomicU64]>>,
     /// The registration with the handler of SIGBUS; only for memory of a file, because only that can be lost.
     registration: Option<Registration>,

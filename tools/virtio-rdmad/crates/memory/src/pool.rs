@@ -81,7 +81,7 @@ struct Inner {
     used: Mutex<usize>,
 }
 
-/// Why a guest cannot have one more region.
+/// The reason why a guest cannot have one more region.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ShareError {
     /// The guest has as many as one guest can have.
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(pool.left(), ALL_REGIONS - MAX_REGIONS);
     }
 
-    /// What a guest has had in an earlier process it has again, although others have come meanwhile.
+    /// A guest has again all regions that it had in an earlier process, although other guests have come meanwhile.
     #[test]
     fn what_an_earlier_process_had_is_never_refused() {
         let pool = Pool::new(GUARANTEED);

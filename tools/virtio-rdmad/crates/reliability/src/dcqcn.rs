@@ -98,13 +98,13 @@ pub(crate) struct Dcqcn {
     target: u64,
     /// The rate at which the flow is released, in bytes per second.
     line_rate: u64,
-    /// How much congestion there was lately, from 0 to [`ONE`].
+    /// The amount of recent congestion, from 0 to [`ONE`].
     alpha: u32,
-    /// When the next CNP is followed, at the earliest.
+    /// The earliest time at which the next CNP cuts the rate.
     cut_at: Instant,
-    /// When alpha decreases.
+    /// The time at which alpha decreases.
     decrease_at: Instant,
-    /// When a step of time is over.
+    /// The time at which a step of time is over.
     increase_at: Instant,
     /// The bytes that were sent since the last step of bytes.
     bytes: u64,
@@ -112,7 +112,7 @@ pub(crate) struct Dcqcn {
     time_steps: u32,
     /// Steps of bytes since the last cut.
     byte_steps: u32,
-    /// When the next packet may be sent.
+    /// The time at which the next packet may be sent.
     next: Instant,
 }
 

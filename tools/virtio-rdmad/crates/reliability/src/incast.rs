@@ -23,13 +23,13 @@ const PACKET: u64 = 4096 + 82;
 /// Packets that a flow has under way at most: as many bytes as the requester's window has with packets of 1024
 /// bytes.
 const WINDOW: u32 = 64;
-/// How long a packet and its answer are under way apart from the queue.
+/// The time for which a packet and its answer are under way, without the time in the queue.
 const DELAY: Duration = Duration::from_micros(8);
 /// All flows begin within this time.
 const BEGIN: u64 = 1_000_000;
 
-/// How the bottleneck marks packets (RED): no packet while the queue is shorter than `min` bytes, every
-/// packet while it is longer than `max` bytes, and in between up to `most` thousandths of the packets.
+/// The marking of packets by the bottleneck (RED): no packet while the queue is shorter than `min` bytes, every packet
+/// while it is longer than `max` bytes, and in between up to `most` thousandths of the packets.
 #[derive(Clone, Copy)]
 struct Marking {
     min: u64,
@@ -60,13 +60,13 @@ struct Flow {
     rate: Option<Dcqcn>,
     cwnd: Cwnd,
     notifier: Notifier,
-    /// When the acknowledgements of its packets arrive.
+    /// The times at which the acknowledgements of its packets arrive.
     acks: VecDeque<Instant>,
     /// The bytes that were sent while flows are judged.
     bytes: u64,
 }
 
-/// What happens to a flow.
+/// An event of a flow.
 #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
 enum Event {
     /// It sends if it may.
@@ -75,7 +75,7 @@ enum Event {
     Cnp,
 }
 
-/// What was seen while flows were judged.
+/// The measurements of a simulation.
 struct Report {
     /// Jain's index of the bytes of the flows, in thousandths.
     fairness: u128,
@@ -94,7 +94,7 @@ struct Simulation {
     marking: Marking,
     flows: Vec<Flow>,
     events: BinaryHeap<Reverse<(Instant, usize, Event)>>,
-    /// When the queue of the bottleneck is empty if nothing comes.
+    /// The time at which the queue of the bottleneck is empty if nothing comes.
     empty_at: Instant,
     judged_from: Instant,
     packets: u64,
@@ -222,7 +222,7 @@ impl Simulation {
     }
 }
 
-/// How long flows have to find their rates at first. Two of them may need twice as long: with seed 6 Jain's index is
+/// The time in which flows find their rates at first. Two flows may need twice as long: with seed 6 Jain's index is
 /// 0.94 in the third tenth of a second, and grows from there.
 const SETTLING: Duration = Duration::from_millis(200);
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const FIRST_PAUSES_A_TIMER: u32 = 4;
 
-/// If fewer messages than this were sent since the last pause, the next pause is twice as long.
+/// The number of messages since the last pause below which the next pause is twice as long.
 const FEW: u32 = 16;
 
 /// The length of pauses, by how many messages the peer has received between them.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What saved states have in common: times, and why a state is refused.
+//! The common parts of saved states: times, and the reason why a state is refused.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The longest time that a saved state may tell of, in either direction from its own.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// What is wrong with a part of a saved state.
+/// The reason why a part of a saved state is refused.
 pub type Wrong = &'static str;
 
 /// Returns an error unless a condition holds.

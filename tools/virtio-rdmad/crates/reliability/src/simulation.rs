@@ -37,7 +37,7 @@ struct Work {
     is_read: bool,
 }
 
-/// What is under way in the network.
+/// A packet under way in the network.
 #[derive(Clone, Copy, Debug)]
 enum Packet {
     /// A packet of a message, which of them, or the request of a READ from there on.
@@ -63,7 +63,7 @@ enum Packet {
     },
 }
 
-/// How often things go wrong, in thousandths.
+/// The rates of faults, in thousandths.
 #[derive(Clone, Copy)]
 struct Faults {
     loss: u32,
@@ -86,9 +86,9 @@ struct Simulation {
     arrived: u32,
     /// Messages that completed at the requester, in order.
     completed: Vec<u32>,
-    /// When the requester sends again.
+    /// The time at which the requester sends again.
     deadline: u64,
-    /// When it sends again for the first time, if the peer knows selective acknowledgements.
+    /// The time at which it sends again for the first time, if the peer knows selective acknowledgements.
     probe_at: u64,
     /// Requests that came too early, by their PSN: the message, which packet of it, and how many are asked for.
     held: BTreeMap<u32, (Work, u32, u32)>,

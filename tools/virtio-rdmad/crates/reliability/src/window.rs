@@ -53,7 +53,7 @@ const ACK_EVERY: u32 = 128;
 /// response at once, and a packet for which the inbox has no room is lost.
 const MOST_TO_COME: u32 = 512;
 
-/// How often a peer is asked at most whether it has selective acknowledgements.
+/// The most times that a peer is asked whether it has selective acknowledgements.
 pub const MOST_OFFERS: u8 = 16;
 
 /// The properties of a message that decide when its packets are sent.
@@ -123,7 +123,7 @@ struct Offer {
     is_due: bool,
     /// Whether a tail probe is sent when the answer arrives.
     is_probe: bool,
-    /// How often the question may still be sent.
+    /// The number of times that the question may still be sent.
     left: u8,
 }
 

@@ -128,9 +128,9 @@ fn total(buffers: &[Buffer]) -> usize {
 pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,
     chain: Chain,
-    /// How many descriptors were seen, [`MAX_DESCRIPTORS`] at most.
+    /// The number of descriptors that were seen, [`MAX_DESCRIPTORS`] at most.
     seen: usize,
-    /// How many bytes their buffers have.
+    /// The number of bytes of their buffers.
     bytes: u64,
 }
 

@@ -10,7 +10,7 @@ pub const MAX_SIZE: u16 = 32768;
 /// guest that it serves, while others wait. A driver that knows its buffers to be contiguous needs two.
 pub const MAX_DESCRIPTORS: usize = 8;
 
-/// What is wrong with a queue. Each of these is a mistake of the driver.
+/// An error of a queue. Each of these errors is a mistake of the driver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RingError {
     /// The size is 0, or not a power of two, or above [`MAX_SIZE`].
@@ -24,7 +24,7 @@ pub enum RingError {
     Part {
         /// "descriptor table", "available ring" or "used ring".
         part: &'static str,
-        /// Its address.
+        /// The address of the part.
         addr: u64,
         /// The reason.
         error: MemoryError,
@@ -32,9 +32,9 @@ pub enum RingError {
     /// A part of the ring is not aligned as VIRTIO requires.
     #[error("{part} at {addr:#x} is not a multiple of {align}")]
     Alignment {
-        /// As for [`RingError::Part`].
+        /// The name of the part, as in [`RingError::Part`].
         part: &'static str,
-        /// Its address.
+        /// The address of the part.
         addr: u64,
         /// The alignment it needs.
         align: u64,
@@ -75,23 +75,23 @@ pub enum RingError {
     /// An indirect table has no entry, or a part of one.
     #[error("an indirect table of {len} bytes")]
     IndirectLength {
-        /// Its length.
+        /// The length of the table, in bytes.
         len: u32,
     },
     /// An indirect table is outside of guest memory.
     #[error("an indirect table of {len} bytes at {addr:#x}, which is not memory of the guest")]
     IndirectTable {
-        /// Its address.
+        /// The address of the table.
         addr: u64,
-        /// Its length.
+        /// The length of the table, in bytes.
         len: u32,
     },
     /// A buffer is outside of guest memory.
     #[error("a buffer of {len} bytes at {addr:#x}, which is not memory of the guest")]
     Buffer {
-        /// Its address.
+        /// The address of the buffer.
         addr: u64,
-        /// Its length.
+        /// The length of the buffer, in bytes.
         len: u32,
     },
     /// The ring's own memory is read-only.

@@ -25,7 +25,7 @@ const AVAIL_ENTRY: usize = 2;
 /// The bytes of an entry of the used ring.
 const USED_ENTRY: usize = 8;
 
-/// Where a queue is, in guest addresses, and how it works.
+/// The layout of a queue: its size, the guest addresses of its parts, and whether it has event indices.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Layout {
     /// The number of entries, a power of two.
@@ -56,7 +56,7 @@ impl Layout {
     }
 }
 
-/// How far the device has come in a queue: what it knows of the queue besides the ring itself.
+/// The position of the device in a queue: all that the device knows of the queue besides the ring itself.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Position {
     /// The index of the next buffer to take from the available ring.

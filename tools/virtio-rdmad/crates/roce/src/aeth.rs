@@ -43,7 +43,7 @@ impl From<Msn> for u32 {
     }
 }
 
-/// How many more messages a responder can receive, in the encoding of IBA 9.7.7.2: 5 bits.
+/// The number of further messages that a responder can receive, in the encoding of IBA 9.7.7.2: 5 bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Credits(u8);
 
@@ -73,7 +73,7 @@ impl Credits {
     }
 }
 
-/// How long a requester waits after an RNR NAK, in the encoding of IBA 9.7.5.2.8 (table 45): 5 bits.
+/// The time that a requester waits after an RNR NAK, in the encoding of IBA 9.7.5.2.8 (table 45): 5 bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RnrTimer(u8);
 
@@ -110,7 +110,7 @@ const TIMERS: [u64; 32] = [
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// Why a responder refuses a request (IBA 9.7.5.2).
+/// The reason why a responder refuses a request (IBA 9.7.5.2).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NakCode {
     /// 0x60: a packet before this one is missing.
@@ -125,7 +125,7 @@ pub enum NakCode {
     InvalidRdRequest,
 }
 
-/// What an acknowledgement says (IBA 9.7.5).
+/// The syndrome of an acknowledgement (IBA 9.7.5).
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(from = "u8", into = "u8")]
 pub enum Syndrome {
@@ -195,7 +195,7 @@ impl Syndrome {
 /// The ACK extended transport header (IBA 9.3).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Aeth {
-    /// What the responder says.
+    /// The syndrome, which has the responder's answer.
     pub syndrome: Syndrome,
     /// The number of messages that the responder has completed.
     pub msn: Msn,

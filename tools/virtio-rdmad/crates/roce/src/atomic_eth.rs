@@ -14,9 +14,9 @@ pub struct AtomicEth {
     pub va: u64,
     /// The key of the MR or MW.
     pub rkey: u32,
-    /// What CMP SWAP stores, or what FETCH ADD adds.
+    /// The operand that CMP SWAP stores, or that FETCH ADD adds.
     pub swap_add: u64,
-    /// What CMP SWAP compares with. FETCH ADD has it too and does not use it.
+    /// The operand that CMP SWAP compares with. FETCH ADD has it too and does not use it.
     pub compare: u64,
 }
 
@@ -55,7 +55,7 @@ impl Header for AtomicEth {
 /// The atomic acknowledge extended transport header (IBA 9.3).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct AtomicAckEth {
-    /// What the 8 bytes held before the operation.
+    /// The value of the 8 bytes before the operation.
     pub original: u64,
 }
 

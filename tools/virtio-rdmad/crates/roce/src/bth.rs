@@ -19,7 +19,7 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 #[allow(clippy::struct_excessive_bools)] // The header has these bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Bth {
-    /// What the packet is.
+    /// The opcode of the packet.
     pub opcode: Opcode,
     /// SE: the responder is asked for a solicited event.
     pub solicited_event: bool,

@@ -76,7 +76,7 @@ struct Wire {
     kind: U16,
 }
 
-/// What a tag adds to it.
+/// The bytes that a tag adds to the header.
 #[derive(FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 struct TagWire {

@@ -21,13 +21,13 @@ pub enum ExtendedHeader {
     Xrceth,
     /// Q_Key and source of a datagram.
     Deth,
-    /// What a FLUSH does.
+    /// The placement type and the selectivity level of a FLUSH.
     Feth,
     /// Memory of the responder.
     Reth,
     /// The operands of an atomic.
     AtomicEth,
-    /// What an acknowledgement says.
+    /// The syndrome and the MSN of an acknowledgement.
     Aeth,
     /// The result of an atomic.
     AtomicAckEth,
@@ -35,13 +35,13 @@ pub enum ExtendedHeader {
     ImmDt,
     /// The key that a SEND invalidates.
     Ieth,
-    /// What a responder holds behind a missing packet.
+    /// The packets that a responder holds behind a missing packet.
     SackEth,
     /// 16 reserved bytes, which are all that a CNP has after the BTH (IBA A17.9).
     CnpReserved,
 }
 
-/// What a CNP has on the wire after the BTH.
+/// The reserved bytes of a CNP after the BTH, on the wire.
 type CnpWire = [U64; 2];
 
 impl ExtendedHeader {
@@ -77,13 +77,13 @@ pub struct ExtendedHeaders {
     pub xrceth: Option<Xrceth>,
     /// Q_Key and source of a datagram.
     pub deth: Option<Deth>,
-    /// What a FLUSH does.
+    /// The placement type and the selectivity level of a FLUSH.
     pub feth: Option<Feth>,
     /// Memory of the responder.
     pub reth: Option<Reth>,
     /// The operands of an atomic.
     pub atomic_eth: Option<AtomicEth>,
-    /// What an acknowledgement says.
+    /// The syndrome and the MSN of an acknowledgement.
     pub aeth: Option<Aeth>,
     /// The result of an atomic.
     pub atomic_ack_eth: Option<AtomicAckEth>,
@@ -91,7 +91,7 @@ pub struct ExtendedHeaders {
     pub imm_dt: Option<ImmDt>,
     /// The key that a SEND invalidates.
     pub ieth: Option<Ieth>,
-    /// What a responder holds behind a missing packet.
+    /// The packets that a responder holds behind a missing packet.
     pub sack_eth: Option<SackEth>,
 }
 

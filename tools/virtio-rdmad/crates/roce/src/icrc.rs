@@ -22,9 +22,9 @@ pub(crate) const LEN: usize = 4;
 /// 0xdebb20e3, because the CRC's register holds that.)
 const PREFIX: u32 = 0x2144_df1c;
 
-/// Where the checksum is in a UDP header.
+/// The offset of the checksum in a UDP header.
 const UDP_CHECKSUM: usize = 6;
-/// Where FECN, BECN and six reserved bits are in a BTH.
+/// The offset of FECN, BECN and six reserved bits in a BTH.
 const BTH_CONGESTION: usize = 4;
 
 /// The bytes of a packet that are copied, to be masked: all headers of which a part does not count, and

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why a frame is no packet of RoCE v2, or a wrong one.
+//! The reasons why a frame is no packet of RoCE v2, or a wrong one.
 
 use thiserror::Error;
 
-/// Why [`decode`](crate::decode) refuses a frame. The causes stand in the order in which they are
-/// looked for, and only the first one is reported.
+/// The reason why [`decode`](crate::decode) refuses a frame. The reasons stand in the order in which they are looked
+/// for, and only the first one is reported.
 #[derive(Clone, Copy, Debug, Eq, Error, Hash, PartialEq)]
 pub enum Malformed {
     /// The frame ends within the Ethernet header.

@@ -46,7 +46,7 @@ impl Service {
     }
 }
 
-/// What a packet is part of, or asks for.
+/// The operation that a packet is part of, or asks for.
 ///
 /// The first and the middle packets of a message have the same opcode whether or not its last packet
 /// carries immediate data, or a key to invalidate.
@@ -88,7 +88,7 @@ pub enum Operation {
     Cnp,
 }
 
-/// Where in its message a packet is.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Position {
     /// The first packet of several. Its payload has exactly the path MTU.
@@ -110,7 +110,7 @@ pub struct Opcode {
     position: Position,
 }
 
-/// What bits 4 to 0 of an opcode say (IBA 9.2.1, table 38; FLUSH and ATOMIC WRITE: A19).
+/// The meanings of bits 4 to 0 of an opcode (IBA 9.2.1, table 38; FLUSH and ATOMIC WRITE: A19).
 const KINDS: [Option<(Operation, Position)>; 32] = {
     use Operation as O;
     use Position::{First, Last, Middle, Only};
@@ -168,7 +168,7 @@ static BYTES: [[[u8; POSITIONS]; OPERATIONS]; 8] = {
     bytes
 };
 
-/// How many kinds of [`Operation`] there are, and of [`Position`].
+/// The numbers of kinds of [`Operation`] and of [`Position`].
 const OPERATIONS: usize = Operation::Cnp as usize + 1;
 const POSITIONS: usize = Position::Only as usize + 1;
 /// A byte that is no opcode.

@@ -59,7 +59,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Why [`encode`] makes no frame. Each of these is a mistake of its caller.
+/// The reason why [`encode`] makes no frame. Each of these reasons is a mistake of the caller.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Unencodable {
     /// The opcode needs this header.

@@ -6,8 +6,8 @@ use zerocopy::big_endian::U64;
 
 use crate::wire::Header;
 
-/// Which of the packets behind a missing one a responder holds. The packets have the PSNs from that of the
-/// BTH on, which is the PSN of the missing one.
+/// The packets behind a missing packet that a responder holds. The bits stand for the PSNs from that of the BTH on,
+/// which is the PSN of the missing packet.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SackEth {
     /// A bit for each packet, of which the lowest one of the first word is the first.
@@ -15,7 +15,7 @@ pub struct SackEth {
 }
 
 impl SackEth {
-    /// How many packets it tells of.
+    /// The number of packets that the header tells of.
     pub const PACKETS: u32 = 256;
     /// The words of the bits.
     pub const WORDS: usize = (Self::PACKETS / 64) as usize;

@@ -51,7 +51,7 @@ pub struct Segments<'a> {
     pub frame: &'a mut [u8],
     /// The bytes of each segment but the last; 0: the frame is one packet.
     pub segment: u16,
-    /// Where the UDP header is in the frame.
+    /// The offset of the UDP header in the frame.
     pub udp: u16,
 }
 
@@ -174,7 +174,7 @@ fn put_checksum(packet: &mut [u8], ip: &Ip) {
 #[derive(Clone, Debug)]
 pub struct Split {
     headers: [u8; MOST_HEADERS],
-    /// Where IP is, and where the first segment.
+    /// The offsets of the IP header and of the first segment.
     ip: usize,
     start: usize,
     /// The bytes of each segment but the last; 0: the frame is one packet.

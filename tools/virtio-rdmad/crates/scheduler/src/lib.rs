@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a thread sleeps, wakes ([`Waker`]), and what it asks of the kernel's scheduler ([`set_slice`]).
+//! The sleep and the wake-up of a thread ([`Waker`]), and its wishes to the kernel's scheduler ([`set_slice`]).
 
 mod waker;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a client can do wrong.
+//! The mistakes that a client can make.
 
 use rustix::io::Errno;
 
@@ -22,13 +22,13 @@ pub enum Fault {
     /// The access goes beyond its region, or its length differs from the payload's.
     #[error("access beyond a region")]
     RegionBounds,
-    /// No interrupt has this index, or not as many vectors.
+    /// No interrupt has this index, or the interrupt has fewer vectors.
     #[error("no such interrupt")]
     Irq,
     /// A combination of SET_IRQS flags that has no meaning.
     #[error("meaningless interrupt action")]
     IrqAction,
-    /// Not as many file descriptors as the command needs.
+    /// A number of file descriptors that is wrong for the command.
     #[error("wrong number of file descriptors")]
     Descriptors,
     /// A DMA region overlaps another.

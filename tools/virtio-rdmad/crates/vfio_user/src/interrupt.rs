@@ -14,7 +14,7 @@ pub(crate) const NO_VECTOR: u16 = 0xffff;
 const ISR_QUEUE: u8 = 1 << 0;
 const ISR_CONFIG: u8 = 1 << 1;
 
-/// Which interrupts have an eventfd.
+/// The interrupts that have an eventfd, the mask of INTx, and the ISR register.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct SavedInterrupts {
     msix: Vec<bool>,

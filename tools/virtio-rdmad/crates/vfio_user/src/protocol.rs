@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the client's messages mean, and what is answered.
+//! The meaning of the client's messages, and the replies to them.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ use crate::registers::{Action, Registers, SavedRegisters};
 use crate::wire::{self, command, header_flags, irq, region, set_irqs, Header};
 use crate::{Fault, MAX_QUEUES};
 
-/// What is taken from a client.
+/// The limits for the messages of a client.
 const LIMITS: Limits = Limits { message: wire::MAX_MESSAGE, fds: wire::MAX_FDS, batch: 256 };
 /// Most ranges without a file descriptor that are remembered, for a better error message.
 const MAX_UNSHARED: usize = 64;
@@ -130,7 +130,7 @@ struct SavedClient {
     interrupts: SavedInterrupts,
 }
 
-/// What the client of one connection has said so far, and what it is shown.
+/// The state of one connection: all that the client has said so far, and all that it is shown.
 #[derive(Debug)]
 pub struct VfioUser {
     /// Whether the client has said its version.
@@ -150,7 +150,7 @@ pub struct VfioUser {
     faults: Faults<Fault>,
     /// The reply to the last message, whole.
     reply: Option<Vec<u8>>,
-    /// How the state differs from what a journal has.
+    /// The difference between the state and the state that a journal has.
     change: Change,
 }
 

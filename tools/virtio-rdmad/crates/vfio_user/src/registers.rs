@@ -60,10 +60,10 @@ impl QueueRegisters {
     }
 }
 
-/// What a write to a register asks for.
+/// The action that a write to a register asks for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
-    /// Nothing beyond the register.
+    /// The write changes only the register.
     None,
     /// The driver set DRIVER_OK.
     Start,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a front end can do wrong.
+//! The mistakes that a front end can make.
 
 /// A mistake of the front end. The message that has it fails, and nothing else.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, thiserror::Error)]
@@ -10,7 +10,7 @@ pub enum Fault {
     /// A payload that has the wrong length for its request.
     #[error("wrong length of a payload")]
     Payload,
-    /// Not as many file descriptors as the request needs.
+    /// A number of file descriptors that is wrong for the request.
     #[error("wrong number of file descriptors")]
     Descriptors,
     /// A feature bit that was not offered.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a front end's requests mean, and what is answered.
+//! The meaning of a front end's requests, and the answers to them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -25,7 +25,7 @@ use crate::Fault;
 /// DEVICE_NEEDS_RESET, VIRTIO 1.3, 2.1.
 const STATUS_NEEDS_RESET: u64 = 0x40;
 
-/// What is taken from a front end.
+/// The limits for the messages of a front end.
 const LIMITS: Limits =
     Limits { message: size_of::<Header>() + MAX_PAYLOAD, fds: MAX_FDS, batch: 64 };
 
@@ -40,18 +40,18 @@ pub struct BadFlags(pub u32);
 pub struct Unanswerable {
     /// The request's number.
     pub request: u32,
-    /// What is wrong with it.
+    /// The fault of the request.
     pub fault: Fault,
 }
 
-/// What a request is answered with.
+/// The answer to a request.
 #[derive(Debug)]
 enum Answer {
-    /// Nothing, or an acknowledgement if the front end wants one.
+    /// The answer has no payload: it is an acknowledgement if the front end wants one, and is not sent otherwise.
     Done,
     /// A payload that the request asked for.
     Payload(Vec<u8>),
-    /// Where the queue of this number would go on.
+    /// The index at which the queue of this number would go on.
     Base(u32),
 }
 
@@ -104,7 +104,7 @@ impl SavedFrontEnd {
     }
 }
 
-/// What the front end of one connection has said so far.
+/// The state of one connection: all that the front end has said so far.
 #[derive(Debug)]
 pub struct VhostUser {
     faults: Faults<Fault>,
@@ -117,9 +117,9 @@ pub struct VhostUser {
     vrings: Vec<Vring>,
     /// Kept open so that the front end notices when this process ends.
     backend_requests: Option<Arc<OwnedFd>>,
-    /// How the state differs from what a journal has.
+    /// The difference between the state and the state that a journal has.
     change: Change,
-    /// What the last request is answered with, once the backend has done what it asks for.
+    /// The answer to the last request. It is sent once the backend has done what the request asks for.
     answer: Option<(Header, Result<Answer, Fault>)>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the front end has said of one queue so far.
+//! The state of one queue: all that the front end has said of it so far.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub(crate) struct Vring {
     pub(crate) call: Arc<Call>,
 }
 
-/// How far a queue has come. The encoding of the first two is that of a `bool`, which earlier versions had in this
-/// place: they read a state without stopped queues, and refuse one that has some.
+/// The phase of a queue. The encoding of the first two phases is that of a `bool`, which earlier versions had in this
+/// place. Earlier versions read a state without stopped queues, and refuse a state with some.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 enum Phase {
     /// The device does not have the queue.
@@ -37,7 +37,7 @@ enum Phase {
     Stopped,
 }
 
-/// What the front end has said of one queue, without its descriptors.
+/// The state of one queue, as the front end has set it, without its descriptors.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct SavedVring {
     size: u16,
@@ -45,7 +45,7 @@ pub(crate) struct SavedVring {
     addr: Option<VringAddr>,
     enabled: bool,
     phase: Phase,
-    /// Which descriptors there are.
+    /// Whether there is a descriptor for kicks, and one for calls.
     kick: bool,
     call: bool,
 }

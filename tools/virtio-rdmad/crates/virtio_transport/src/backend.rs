@@ -11,7 +11,7 @@ use ring::{Layout, Signal};
 pub struct QueueSetup {
     /// The number of the queue.
     pub index: u16,
-    /// Where the queue is, in guest addresses, and how it works.
+    /// The layout of the queue, in guest addresses.
     pub layout: Layout,
     /// The available index that the device begins at.
     pub base: u16,

@@ -38,9 +38,9 @@ struct Descriptors {
     /// The end of that read, as a position in the buffer.
     end: usize,
     fds: Vec<OwnedFd>,
-    /// As in [`Message::fds_lost`].
+    /// Whether descriptors were lost, as in [`Message::fds_lost`].
     lost: bool,
-    /// As in [`Message::fds_foreign`].
+    /// Whether there were descriptors of foreign files, as in [`Message::fds_foreign`].
     foreign: bool,
 }
 
@@ -58,7 +58,7 @@ struct Descriptors {
 pub(crate) struct Channel {
     socket: UnixStream,
     buffer: Box<[u8]>,
-    /// What is unread in the buffer.
+    /// The start and the end of the unread bytes in the buffer.
     start: usize,
     end: usize,
     /// The bytes in front of this position of the buffer were taken out of the socket.

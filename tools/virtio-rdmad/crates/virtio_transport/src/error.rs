@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why a connection ends.
+//! The errors that end a connection.
 
 use rustix::io::Errno;
 
-/// Why a connection cannot go on. The owner of the server resets the backend then.
+/// The reason why a connection cannot go on. The owner of the server resets the backend then.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The VMM closed its end.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::hash::Hash;
 
-/// How often each fault of type `F` happened on one connection. `F` is the protocol's list of
-/// faults; its text goes to the log.
+/// The number of times that each fault of type `F` happened on one connection. `F` is the protocol's list of faults;
+/// its text goes to the log.
 #[derive(Debug)]
 pub struct Faults<F>(HashMap<F, u64>);
 

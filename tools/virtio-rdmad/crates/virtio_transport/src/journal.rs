@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What another process needs to go on with a connection when this one has ended.
+//! The state that another process needs to go on with a connection when this process has ended.
 //!
 //! The other process, the successor, has the same socket, so that the VMM does not notice. All that the VMM has said
 //! before is in the [`ConnectionState`].
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The difference between the state of a connection and the state before.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Change {
-    /// There is none.
+    /// There is no difference.
     #[default]
     No,
     /// The bytes differ.
@@ -28,7 +28,7 @@ pub struct ConnectionState {
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
-/// Why a successor cannot go on with a connection.
+/// The reason why a successor cannot go on with a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The bytes are not a state, or one of another version of the encoding.
@@ -37,7 +37,7 @@ pub enum ResumeError {
     /// A value of the state is not possible for this device.
     #[error("the connection's state: {what} {value} is not possible")]
     Value {
-        /// What has the value.
+        /// The name of the value.
         what: &'static str,
         /// The value.
         value: u64,
@@ -45,9 +45,9 @@ pub enum ResumeError {
     /// The state names more descriptors than there are, or fewer.
     #[error("the connection's state names {named} file descriptors, and there are {there}")]
     Descriptors {
-        /// How many the state names.
+        /// The number of descriptors that the state names.
         named: usize,
-        /// How many there are.
+        /// The number of descriptors that there are.
         there: usize,
     },
     /// Memory of the guest cannot be mapped.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the crates `vfio_user` and `vhost_user` have in common.
+//! The common parts of the crates `vfio_user` and `vhost_user`.
 //!
 //! A VMM connects to a socket and sends messages, some of them with file descriptors. A
 //! [`Server`] reads them and sends the replies. A [`Protocol`] knows what each message means, and

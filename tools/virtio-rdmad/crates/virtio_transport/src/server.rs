@@ -21,7 +21,7 @@ pub struct Limits {
     pub batch: usize,
 }
 
-/// What a protocol makes of messages, and what the VMM of one connection has said so far.
+/// A protocol, with the state of one connection: all that the VMM has said so far.
 pub trait Protocol: Send {
     /// Returns the length of the message that begins with these bytes, header included, and at
     /// least that of the header. `None`: the header is not complete yet.
