@@ -22,11 +22,11 @@ use crate::rule::{Config, Forgery, Order, Role, Rule};
 
 /// The guest address at which the engine sees its rings. No guest has memory there.
 const SHADOW: u64 = 1 << 56;
-/// How many work requests the engine does before the rest of the process has its turn.
+/// The number of work requests that the engine does before the rest of the process has its turn.
 const BUDGET: u32 = 64;
-/// How long to wait for a guest that has no room in a ring. It does not say when it has room again.
+/// The time to wait for a guest that has no room in a ring. The guest does not say when it has room again.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// How many buffers of one queue are forged in a turn.
+/// The most buffers of one queue that are forged in a turn.
 const FORGERIES: u32 = 1024;
 
 /// Wakes nobody: there is one thread, which looks for work after every message anyway.
@@ -45,11 +45,11 @@ struct Place {
 
 /// A buffer that is given back later.
 struct Held {
-    /// How many other buffers are given back first.
+    /// The number of other buffers that are given back first.
     behind: u32,
     /// The head of its chain.
     id: u32,
-    /// How many bytes were written to it.
+    /// The number of bytes that were written to it.
     written: u32,
 }
 
@@ -88,7 +88,7 @@ pub struct Hostile {
     kicks: Vec<Arc<OwnedFd>>,
     rules: Vec<Rule>,
     hits: u64,
-    /// How many times the device is still to ask for a reset.
+    /// The number of times that the device is still to ask for a reset.
     resets: u64,
     needs_reset: bool,
 }

@@ -42,7 +42,7 @@ const QP_NUM: usize = offset_of!(virtio_rdma_ring_cqe, qp_num);
 const CONSUMER: usize = offset_of!(virtio_rdma_cq_ring, consumer);
 const ARM: [usize; 2] =
     [offset_of!(virtio_rdma_cq_ring, arm_next), offset_of!(virtio_rdma_cq_ring, arm_solicited)];
-/// How many CQEs of one CQ are forged in a turn.
+/// The most CQEs of one CQ that are forged in a turn.
 const FORGERIES: u32 = 1024;
 
 /// A CQE on its way to the guest.
@@ -51,7 +51,7 @@ struct Cqe {
     bytes: [u8; CQE],
     /// Whether `bytes` has the `lap` that the guest is to get; otherwise it gets the right one.
     has_lap: bool,
-    /// How far the index jumps behind this CQE.
+    /// The distance by which the index jumps behind this CQE.
     jump: u32,
 }
 

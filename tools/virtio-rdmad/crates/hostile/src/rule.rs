@@ -18,7 +18,7 @@
 
 use serde_json::Value;
 
-/// What a queue is for.
+/// The purpose of a queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Role {
     /// The control queue.
@@ -55,7 +55,7 @@ pub struct Forgery {
     pub bytes: Vec<u8>,
     /// The used length.
     pub used: u32,
-    /// How many buffers.
+    /// The number of buffers.
     pub times: u64,
 }
 
@@ -64,11 +64,11 @@ pub struct Forgery {
 pub struct Rule {
     /// The kind of the queues.
     pub role: Role,
-    /// For the control queue: spoils only the replies to this command.
+    /// The command whose replies are spoilt, for the control queue; `None`: all commands.
     pub command: Option<u8>,
-    /// For CQs in rings: spoils only CQEs of this CQ.
+    /// The CQ whose CQEs are spoilt, for CQs in rings; `None`: all CQs.
     pub cqn: Option<u32>,
-    /// How many buffers are still to be spoilt.
+    /// The number of buffers that are still to be spoilt.
     pub times: u64,
     /// The bytes to write into each buffer, with their offsets.
     pub write: Vec<(u64, Vec<u8>)>,
@@ -78,12 +78,12 @@ pub struct Rule {
     pub id: Option<u32>,
     /// Whether the buffer is not given back at all.
     pub keep: bool,
-    /// How many other buffers of the queue are given back first. So the guest can see what the device
-    /// did before the device says that it is done.
+    /// The number of other buffers of the queue that are given back first. So the guest can see what the device did
+    /// before the device says that it is done.
     pub hold: u32,
     /// Whether the buffer is given back twice.
     pub twice: bool,
-    /// How far the used index jumps afterwards.
+    /// The distance by which the used index jumps afterwards.
     pub jump: u16,
     /// The forgeries that follow in the same queue.
     pub then: Vec<Forgery>,

@@ -32,14 +32,14 @@ pub fn addresses(frame: &[u8]) -> Option<(Mac, Mac)> {
     Some((*destination, *source))
 }
 
-/// What a table has learnt from a frame.
+/// The result of learning from a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Learnt {
     /// The address is behind this port now.
     Yes,
-    /// Nothing: the table is full.
+    /// Nothing was learnt, because the table is full.
     Full,
-    /// Nothing: the address is that of a group, which no station sends from.
+    /// Nothing was learnt, because the address is that of a group, which no station sends from.
     Group,
 }
 
@@ -47,7 +47,7 @@ pub enum Learnt {
 #[derive(Clone, Copy, Debug)]
 struct Entry<P> {
     port: P,
-    /// When a frame last came from the address.
+    /// The time at which the last frame came from the address.
     seen: Instant,
 }
 
@@ -57,7 +57,7 @@ pub struct Table<P> {
     entries: HashMap<Mac, Entry<P>>,
     most: usize,
     ageing_time: Duration,
-    /// When old entries were last searched for.
+    /// The time of the last search for old entries.
     swept: Option<Instant>,
 }
 
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(table.learn(mac(2), 'a', start + AGE / 2), Learnt::Yes);
         assert_eq!(table.learn(mac(3), 'a', start + AGE / 2), Learnt::Full);
         assert_eq!(table.find(mac(3), start + AGE / 2), None);
-        // What is known still moves.
+        // An address that is known still moves.
         assert_eq!(table.learn(mac(2), 'b', start + AGE / 2), Learnt::Yes);
         assert_eq!(table.learn(mac(3), 'c', start + AGE), Learnt::Yes);
         assert_eq!(table.find(mac(3), start + AGE), Some('c'));

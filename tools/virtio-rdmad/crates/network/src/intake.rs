@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What comes over the uplink of a network, and which thread takes it in.
+//! The frames that come over the uplink of a network, and the thread that takes them in.
 //!
 //! A worker that serves a guest of the network does so: then a packet reaches its QP without the wake-up
 //! of another thread. While no worker wants it, and while more comes than a worker can take in beside the
@@ -25,7 +25,7 @@ const BYTES: usize = 128 << 10;
 /// The holder of an intake that no worker has: the thread of the switch.
 const THREAD: usize = usize::MAX;
 
-/// What a turn has found.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Found {
     /// Nothing had come.

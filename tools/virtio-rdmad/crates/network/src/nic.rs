@@ -27,7 +27,7 @@ const MOST_PENDING: usize = 1 << 20;
 const FLOODS_A_SECOND: u32 = 10_000;
 const FLOODS_AT_ONCE: u32 = 1_000;
 
-/// How frames are told apart.
+/// The method by which frames are told apart.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Framing {
     /// A stream, in which the length of each frame stands in front of it: QEMU's `-netdev stream`.
@@ -37,7 +37,7 @@ pub enum Framing {
     Packets,
 }
 
-/// Where a VMM connects to an interface.
+/// The socket on which VMMs connect to an interface.
 pub trait Listener: Debug + Send + Sync {
     /// Returns the descriptor that is readable when a VMM may wait to be accepted.
     fn as_fd(&self) -> BorrowedFd<'_>;
@@ -46,7 +46,7 @@ pub trait Listener: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of accept(2).
+    /// The errors of accept(2).
     fn accept(&self) -> Result<Option<UnixStream>, Error>;
 }
 
@@ -74,13 +74,13 @@ engine::counted! {
     }
 }
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// The VMM has closed it.
     #[error("closed")]
     Closed,
-    /// What came was no frame.
+    /// The bytes that came are no frame.
     #[error(transparent)]
     Length(#[from] BadLength),
     /// The kernel reports an error.
@@ -96,7 +96,7 @@ pub struct Nic {
     /// The MAC address of the interface.
     pub mac: Mac,
     framing: Framing,
-    /// Where the VMM connects.
+    /// The socket on which the VMM connects.
     pub listener: Arc<dyn Listener>,
     outgoing: Mutex<Option<Outgoing>>,
     counters: [AtomicU64; NicCounter::COUNT],
@@ -106,7 +106,7 @@ pub struct Nic {
 #[derive(Debug)]
 struct Outgoing {
     stream: Arc<UnixStream>,
-    /// What the kernel has not taken yet of a stream.
+    /// The bytes of a stream that the kernel has not taken yet.
     pending: Rest,
 }
 
@@ -181,7 +181,7 @@ impl Nic {
     }
 }
 
-/// No thread waits for a VMM, and no signal comes if it has gone.
+/// The flags of send(2): no thread waits for a VMM, and no signal comes if the VMM has gone.
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 impl Outgoing {
@@ -271,11 +271,11 @@ pub fn is_well_formed(frame: &[u8]) -> bool {
     stream::is_possible(frame.len())
 }
 
-/// How many frames to groups a guest may send at present.
+/// The number of frames to groups that a guest may send at present.
 #[derive(Debug)]
 pub struct Allowance {
     left: u32,
-    /// Until when `left` was renewed.
+    /// The time up to which `left` was renewed.
     at: Instant,
 }
 

@@ -38,7 +38,7 @@ pub struct Switch {
     pub(crate) changes: Waker,
 }
 
-/// Where a frame comes from.
+/// The origin of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Origin {
     /// The device of a guest.

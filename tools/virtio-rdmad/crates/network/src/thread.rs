@@ -17,7 +17,7 @@ use crate::intake::{Found, Intake};
 use crate::nic::{Allowance, Ended, Incoming, Nic, NicCounter};
 use crate::switch::Switch;
 
-/// How often the thread looks after the uplink.
+/// The interval at which the thread looks after the uplink.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Frames that a source may bring in a turn.
@@ -31,7 +31,7 @@ pub fn run(switch: &Switch, fabric: &Fabric, intake: Option<&Intake>, end: &Unix
     }
 }
 
-/// What the thread waits for. Interfaces are named by their index.
+/// A source of events that the thread waits for. Interfaces are named by their index.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Source {
     End,
@@ -77,13 +77,13 @@ fn data(source: Source) -> epoll::EventData {
     epoll::EventData::new_u64(source.token())
 }
 
-/// What comes from an interface.
+/// The state of an interface: its connection, and the frames that come from it.
 #[derive(Debug)]
 struct Session {
     nic: Arc<Nic>,
     /// The connection, if there is one.
     incoming: Option<Incoming>,
-    /// How many frames to groups the guest may send.
+    /// The allowance for frames to groups.
     floods: Allowance,
     /// Whether something may have come that was not taken.
     is_ready: bool,
@@ -103,11 +103,11 @@ struct Turns<'a> {
     /// last looked.
     watches: bool,
     epoll: OwnedFd,
-    /// What comes from each interface, by its index.
+    /// The state of each interface, by its index.
     sessions: Vec<Option<Session>>,
     /// Whether something may have come over the uplink that was not taken.
     is_uplink_ready: bool,
-    /// When it looks after the uplink.
+    /// The time at which the thread looks after the uplink.
     look_at: Instant,
 }
 
@@ -295,7 +295,7 @@ impl Session {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(epoll, nic.listener.as_fd(), data(Source::Listener(index)), edge)?;
         let floods = Allowance::new(Instant::now());
-        // What came before is told of by no event.
+        // No event tells of a VMM that came before.
         Ok(Self { nic, incoming: None, floods, is_ready: false, is_awaited: true })
     }
 

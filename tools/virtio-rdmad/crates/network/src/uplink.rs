@@ -29,18 +29,18 @@ pub struct Uplink {
     way: Way,
     /// The name of the network.
     pub network: String,
-    /// What carries the packets, for logs and reports.
+    /// The name of the way that carries the packets, for logs and reports.
     pub name: String,
     /// Whether it carries what network interfaces of guests send and are sent: a tap must not give whole trains of
     /// packets to them, and a packet socket has packets of RoCE v2 alone.
     pub takes_nics: bool,
-    /// What it counts.
+    /// The counters of the uplink.
     pub counters: Counters,
     /// Whether what carries the packets is gone.
     is_gone: AtomicBool,
 }
 
-/// What carries the packets.
+/// The way that carries the packets.
 #[derive(Debug)]
 enum Way {
     Port(Port),
@@ -53,7 +53,7 @@ impl Uplink {
     ///
     /// # Errors
     ///
-    /// What is to carry the packets is not there, is not this process's, or cannot carry them to network interfaces.
+    /// The way of the packets is not there, belongs to another process, or cannot carry them to network interfaces.
     pub fn open(
         network: &str,
         way: &WaySpec,
@@ -86,7 +86,7 @@ impl Uplink {
     ///
     /// # Errors
     ///
-    /// Those of [`tap::PacketSocket::set_stations`]. On an error the uplink carries packets to the same guests as
+    /// The errors of [`tap::PacketSocket::set_stations`]. On an error the uplink carries packets to the same guests as
     /// before.
     pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
         match &self.way {

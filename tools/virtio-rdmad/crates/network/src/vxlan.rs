@@ -50,7 +50,7 @@ impl TryFrom<u32> for Vni {
     }
 }
 
-/// Why a datagram is no VXLAN packet.
+/// The reason why a datagram is no VXLAN packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Malformed {
     /// It has no room for the header and the shortest frame.

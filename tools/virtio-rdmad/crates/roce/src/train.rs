@@ -79,7 +79,7 @@ impl Train {
     ///
     /// # Errors
     ///
-    /// Those of [`encode_with`], and outside of these that of `fill`.
+    /// The errors of [`encode_with`], and outside of these the error of `fill`.
     pub fn push<E>(
         &mut self,
         headers: &Headers,

@@ -18,7 +18,7 @@ const UDP: u32 = 17;
 /// The UDP port of RoCE v2.
 const ROCE_V2: u32 = 4791;
 
-/// Where things are in a frame. The places of IPv4 are for a header without options, those of IPv6 for one
+/// The offsets of fields in a frame. The offsets of IPv4 are for a header without options, those of IPv6 for a header
 /// without extensions.
 const ETHERTYPE: u32 = 12;
 const IPV4_START: u32 = 14;
@@ -28,7 +28,7 @@ const IPV4_PORT: u32 = 36;
 const IPV6_PROTOCOL: u32 = 20;
 const IPV6_PORT: u32 = 56;
 
-/// What the program returns of a frame that is wanted: how many bytes of it, at most.
+/// The value that the program returns for a frame that is wanted: the most bytes of the frame.
 const ALL: u32 = u32::MAX;
 
 /// Most stations that a program can tell apart (`BPF_MAXINSNS`: 4096 instructions).

@@ -9,7 +9,7 @@ pub const LEN: usize = 10;
 const NEEDS_CSUM: u8 = 1;
 /// VIRTIO_NET_HDR_GSO_UDP_L4: the frame is a train of UDP datagrams.
 const GSO_UDP_L4: u8 = 5;
-/// Where the checksum is in a UDP header, and the bytes of that header.
+/// The offset of the checksum in a UDP header, and the bytes of that header.
 const UDP_CHECKSUM: u16 = 6;
 const UDP_HEADER: u16 = 8;
 
@@ -18,8 +18,7 @@ const UDP_HEADER: u16 = 8;
 pub struct TrainShape {
     /// The bytes of each datagram but the last, without its headers. The last one has as many or fewer.
     pub segment: u16,
-    /// Where the UDP header is in the frame. In place of its checksum it has the sum of the
-    /// pseudo-header.
+    /// The offset of the UDP header in the frame. In place of its checksum the header has the sum of the pseudo-header.
     pub udp: u16,
 }
 

@@ -64,7 +64,7 @@ impl Tap {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::open`]: above all, that the interface is gone.
+    /// The errors of [`Self::open`]: above all, that the interface is gone.
     pub fn follow(&self) -> Result<bool, Error> {
         if is_attached(&self.file) {
             return Ok(false);
@@ -98,7 +98,7 @@ impl Tap {
     ///
     /// # Errors
     ///
-    /// What write(2) says: `EIO` while the interface is down.
+    /// The error of write(2): `EIO` while the interface is down.
     pub fn send(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
         let header = header::encode(train);
         let parts = [IoSlice::new(&header), IoSlice::new(frame)];

@@ -26,7 +26,7 @@ use rustix::net::{netdevice, socket_with, sockopt, AddressFamily, SocketFlags, S
 use crate::filter;
 use crate::header::{self, TrainShape};
 
-/// What libc lacks of the kernel's `include/uapi/linux/if_packet.h`.
+/// The constants of the kernel's `include/uapi/linux/if_packet.h` that libc lacks.
 const PACKET_ADD_MEMBERSHIP: libc::c_int = 1;
 const PACKET_DROP_MEMBERSHIP: libc::c_int = 2;
 const PACKET_STATISTICS: libc::c_int = 6;
@@ -61,7 +61,7 @@ pub struct PacketSocket {
     name: String,
     /// Its index, as long as it is there.
     interface: AtomicI32,
-    /// Which addresses the interface takes frames to.
+    /// The addresses to which the interface takes frames.
     members: Mutex<BTreeSet<Member>>,
 }
 
@@ -76,7 +76,7 @@ impl PacketSocket {
     ///
     /// # Errors
     ///
-    /// `PermissionDenied` without CAP_NET_RAW, what `SIOCGIFINDEX` says if there is no such interface,
+    /// `PermissionDenied` without CAP_NET_RAW, the error of `SIOCGIFINDEX` if there is no such interface,
     /// `InvalidInput` if it has no Ethernet header.
     pub fn open(name: &str, stations: Option<&[[u8; 6]]>) -> Result<Self, Error> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -141,7 +141,7 @@ impl PacketSocket {
     ///
     /// # Errors
     ///
-    /// What setsockopt(2) says, for example that the program for so many stations is longer than
+    /// The error of setsockopt(2), for example that the program for so many stations is longer than
     /// `net.core.optmem_max` allows. The stations are those from before then.
     pub fn set_stations(&self, stations: Option<&[[u8; 6]]>) -> Result<(), Error> {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +154,7 @@ impl PacketSocket {
         let gone =
             if changed.is_ok() { members.difference(&wanted).copied().collect() } else { new };
         for member in gone {
-            // What was not joined cannot be left.
+            // An address that was not joined cannot be left.
             let _ = self.change(PACKET_DROP_MEMBERSHIP, interface, member);
         }
         changed.map(|()| *members = wanted)
@@ -190,7 +190,7 @@ impl PacketSocket {
     ///
     /// # Errors
     ///
-    /// What write(2) says: `InvalidInput` for a train on an older kernel, `WouldBlock` while too much
+    /// The error of write(2): `InvalidInput` for a train on an older kernel, `WouldBlock` while too much
     /// waits to be sent, `NetworkDown` while the interface is down, EMSGSIZE for a packet that is longer
     /// than it carries.
     pub fn send(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
@@ -202,7 +202,7 @@ impl PacketSocket {
     ///
     /// # Errors
     ///
-    /// What getsockopt(2) says.
+    /// The error of getsockopt(2).
     pub fn take_losses(&self) -> Result<u32, Error> {
         // `struct tpacket_stats`: how many frames have come, and how many of them were dropped.
         let mut statistics = [0_u32; 2];

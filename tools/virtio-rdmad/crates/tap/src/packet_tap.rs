@@ -20,7 +20,7 @@ impl PacketTap {
     ///
     /// # Errors
     ///
-    /// Those of [`Tap::open`](crate::Tap::open).
+    /// The errors of [`Tap::open`](crate::Tap::open).
     pub fn open(name: &str) -> Result<Self, Error> {
         let file = open(name)?;
         attach(&file, name, 0)?;
@@ -44,7 +44,7 @@ impl PacketTap {
     ///
     /// # Errors
     ///
-    /// What write(2) says: `EIO` while the interface is down.
+    /// The error of write(2): `EIO` while the interface is down.
     pub fn send(&self, frame: &[u8]) -> Result<(), Error> {
         (&self.file).write(frame).map(|_| ())
     }

@@ -31,7 +31,7 @@ pub fn length(frame: &[u8]) -> Option<[u8; LENGTH]> {
 #[derive(Debug)]
 pub struct Reader {
     room: Vec<u8>,
-    /// What has come and was not taken.
+    /// The part of `room` with bytes that have come and were not taken.
     filled: Range<usize>,
 }
 
@@ -81,7 +81,7 @@ impl Reader {
     }
 }
 
-/// What is to be written to a stream and was not taken by the other end yet.
+/// The bytes that are to be written to a stream and were not taken by the other end yet.
 #[derive(Debug, Default)]
 pub struct Rest {
     bytes: Vec<u8>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an uplink counts.
+//! The counters of an uplink.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -25,7 +25,7 @@ pub struct Port {
     takes_trains: AtomicBool,
 }
 
-/// How the process has the port.
+/// The interface by which the process has the port.
 #[derive(Debug)]
 enum Interface {
     Tap(Tap),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is to carry the packets of a network.
+//! The specification of the way that is to carry the packets of a network.
 
 use std::fmt::{Display, Formatter};
 use std::net::IpAddr;
 
 use crate::vxlan::Vni;
 
-/// What carries the packets of an uplink.
+/// The way that carries the packets of an uplink.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum WaySpec {
     /// The tap of this name.

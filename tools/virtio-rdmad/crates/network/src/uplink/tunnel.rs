@@ -48,7 +48,7 @@ pub struct Tunnel {
     state: UdpSocketState,
     vni: Vni,
     remotes: Vec<Remote>,
-    /// Which remote has which address.
+    /// The remote of each address, as an index of `remotes`.
     stations: Mutex<Table<usize>>,
 }
 
