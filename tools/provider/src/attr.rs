@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(text(u64::MAX).as_c_str(), c"4294967295.65535.65535");
     }
 
-    /// What a program has no room for is not written, to the byte.
+    /// An attribute is written only if the program has room for all of its bytes.
     #[test]
     fn attributes_end_where_the_program_says() {
         const MASK: usize = offset_of!(ibv_device_attr_ex, completion_timestamp_mask);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Why the provider refuses a verb.
+//! The reasons why the provider refuses a verb.
 //!
 //! A function that does not know the object of the verb returns a [`Cause`]. Its caller has the object
 //! say the cause in the log of libibverbs ([`crate::log`]), and returns the error number to the program.
@@ -43,8 +43,8 @@ impl Text {
     }
 }
 
-/// Why the provider refuses a verb. It fits in two registers, so that a function that may return one
-/// costs the data path nothing.
+/// The reason why the provider refuses a verb. It fits in two registers, so that a function that
+/// may return one costs the data path nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cause {
     text: &'static Text,

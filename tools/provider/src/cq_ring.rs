@@ -19,7 +19,7 @@ const CLOSED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, closed));
 const ARM_NEXT: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_next));
 const ARM_SOLICITED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_solicited));
 
-/// Whose completions the CQEs of a CQ are.
+/// The owner of completions in a CQ.
 #[derive(Clone, Copy)]
 pub enum Owner {
     /// The QP with this number.
@@ -432,7 +432,7 @@ mod tests {
             (0..8).for_each(|i| assert!(device.complete_posted(&harness.table, cqe(number(i), i))));
             ring.purge(Owner::Qp(9));
             assert_eq!(device.consumer(), 5 + pattern.count_ones());
-            // What was freed can be used.
+            // The places of the CQEs that were freed can be used.
             (0..pattern.count_ones())
                 .for_each(|i| assert!(device.complete_posted(&harness.table, cqe(7, 100 + i))));
             assert!(!device.complete(cqe(7, 0)));

@@ -113,7 +113,8 @@ impl Opcodes {
     }
 }
 
-/// What a program asks for at the creation of a QP, and the opcode that it may post then by calls.
+/// The flags that a program may set at the creation of a QP, each with the opcode that the program
+/// may then post by calls.
 const SEND_OPS: [(u32, ibv_wr_opcode); 12] = [
     (IBV_QP_EX_WITH_SEND, IBV_WR_SEND),
     (IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM),

@@ -27,7 +27,7 @@ pub struct Bind {
     pub addr: u64,
     /// Length in bytes.
     pub length: u64,
-    /// What the remote side may do (`IBV_ACCESS_*`).
+    /// The rights of the remote side (`IBV_ACCESS_*`).
     pub access: u32,
 }
 

@@ -440,7 +440,7 @@ impl QpPrivate {
         Self { limits: Limits::new(attr), rings, _domain: Domain::NONE }
     }
 
-    /// What the driver is told of the rings.
+    /// Returns the description of the rings for the driver.
     pub fn request(&self) -> virtio_rdma_ureq_create_qp {
         self.rings.as_ref().unwrap().queues.request()
     }
@@ -479,8 +479,9 @@ mod tests {
         }
     }
 
-    /// What the entries have room for anyway, 96 bytes at most, and no more than the device
-    /// takes; what was asked for is left to the driver to refuse.
+    /// A QP gets the inline data that its entries have room for anyway: 96 bytes at most, and no
+    /// more than the device takes. If a program asks for more than the device takes, the driver
+    /// refuses that.
     #[test]
     fn inline_data_that_costs_nothing() {
         for (qp_type, sges, asked, device, got) in [

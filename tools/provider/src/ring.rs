@@ -529,7 +529,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What no region can hold is refused, up to the last byte that has an offset.
+    /// Geometry that no region can hold is refused, up to the last byte that has an offset.
     #[test]
     fn geometry_that_cannot_be() {
         for (head, depth, stride) in [

@@ -395,7 +395,7 @@ mod tests {
                 memory.word(WAKE).store(0, SeqCst);
                 state.filled();
                 race.round.store(round, Release);
-                // Until the device is under way, and somewhat less or more.
+                // The poster waits until the device is under way, or somewhat less or more.
                 (0..round % 512).for_each(|step| {
                     hint::black_box(step);
                 });
@@ -412,7 +412,8 @@ mod tests {
     const PRODUCER: usize = offset_of!(virtio_rdma_qp_ring, rq_producer);
     const WAKE: usize = offset_of!(virtio_rdma_qp_ring, rq_wake);
 
-    /// What the two sides of a round say to each other, besides what is tested, in a cache line each.
+    /// The words that the two sides of a round exchange, besides the words that are tested, in a
+    /// cache line each.
     #[derive(Default)]
     struct Race {
         /// The round that the poster has begun.

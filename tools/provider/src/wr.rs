@@ -270,7 +270,7 @@ pub unsafe fn named_bind(
     Ok(bind)
 }
 
-/// Why a list was not posted to its end.
+/// The error of a list that was not posted to its end.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PostError<W> {
     /// The reason.

@@ -46,7 +46,7 @@ pub struct Library {
     register: Register,
     /// ibv_cmd_query_port_speed(), which releases have from 62 on.
     query_port_speed: Option<QueryPortSpeed>,
-    /// Where `comp_mask` stands in `struct verbs_qp`.
+    /// The offset of `comp_mask` in `struct verbs_qp`.
     qp_comp_mask: usize,
 }
 
@@ -71,7 +71,7 @@ type CreateQp = unsafe extern "C" fn(
     *mut ibv_command_buffer,
 ) -> c_int;
 
-/// Why the provider does not serve a copy of libibverbs.
+/// The reason why the provider does not serve a copy of libibverbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// No release that the provider knows has the versions of the copy.

@@ -76,7 +76,7 @@ impl Memory {
 pub struct Completer {
     memory: Memory,
     depth: u32,
-    /// How many CQEs were written.
+    /// The number of CQEs that were written.
     pub producer: u32,
     /// The arming words at the last event.
     armed: (u32, u32),

@@ -8,9 +8,9 @@ use std::sync::atomic::*;
 /// The kernel behind a QP or SRQ, which points to it by the program's context of the object.
 #[derive(Default)]
 pub struct Kernel {
-    /// How many doorbells reached the device.
+    /// The number of doorbells that reached the device.
     pub rung: AtomicU32,
-    /// How many commands fail from now on.
+    /// The number of commands that fail from now on.
     pub failures: AtomicU32,
     /// The error of the commands that fail.
     pub errno: AtomicI32,

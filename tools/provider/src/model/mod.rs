@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What the tests have in place of a device, a kernel and a program.
+//! The models that the tests have in place of a device, a kernel and a program.
 
 mod cost;
 pub mod device;

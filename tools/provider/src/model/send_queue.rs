@@ -14,7 +14,7 @@ use crate::{
 };
 use std::sync::atomic::Ordering::Acquire;
 
-/// How many work requests the send queue holds.
+/// The number of work requests that the send queue holds.
 pub const DEPTH: u32 = 4;
 
 /// The number of the QP.

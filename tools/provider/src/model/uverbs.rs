@@ -63,7 +63,8 @@ struct State {
     commands: Vec<Command>,
     /// The answers to attributes of the next commands.
     answers: Vec<(u32, Vec<u8>)>,
-    /// How many commands succeed before one fails, and the error of that one.
+    /// The number of commands that succeed before one fails, and the error of the command that
+    /// fails.
     failure: Option<(u32, u32)>,
     handles: u32,
 }
