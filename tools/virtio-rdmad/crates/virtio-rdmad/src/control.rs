@@ -54,7 +54,7 @@ pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Event
     }
 }
 
-/// What there is to do.
+/// The work that there is to do.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 struct Ready {
     /// The process ends.

@@ -39,14 +39,14 @@ use crate::worker::balance::Balance;
 use crate::worker::crew::{Assigned, Crew, NotPrepared};
 use crate::worker::{Passing, Resumed, Worker};
 
-/// How long to wait when no connection can be accepted, for example because there are too many
-/// descriptors.
+/// The time to wait when no connection can be accepted, for example because there are too many descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the process waits before it says in the log that it is ready for a service manager that does not read that.
+/// The time that the process waits for a service manager that does not read, before it says in the log that it is
+/// ready.
 const MANAGER_READY: Duration = Duration::from_secs(1);
 
-/// Why the process cannot start, or why it ends.
+/// The reason why the process cannot start, or why it ends.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// A guest cannot be added.
@@ -498,10 +498,10 @@ fn tell(manager: Option<&Manager>, assignment: &str) {
 /// The guests that were added.
 #[derive(Default)]
 struct Added {
-    /// Those whose VMMs are connected.
+    /// The guests whose VMMs are connected.
     resumed: Vec<Resumed>,
-    /// Change what is left: forget guests that do not come back and VMMs that are disconnected, and keep guests for
-    /// which the options have spoken up.
+    /// The changes to the kept state. They forget guests that do not come back and VMMs that are disconnected, and keep
+    /// guests as the options name them.
     changes: Vec<Box<dyn Fn()>>,
 }
 
@@ -687,8 +687,8 @@ fn start(
     Crew::start(workers, prepare).map_err(failed)
 }
 
-/// How many nanoseconds later than asked the kernel may wake a worker. Its default of 50 us would be
-/// most of a short RNR timer.
+/// The nanoseconds by which the kernel may wake a worker later than asked. Its default of 50 us would be most of a
+/// short RNR timer.
 const TIMER_SLACK: u64 = 1000;
 
 /// The slice that a worker asks of the scheduler. Guests wait for the worker, and it mostly sleeps again
@@ -766,7 +766,7 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
             return Ok(());
         }
         if ready[1] {
-            // Which guests it was does not matter: the next round looks at all of them.
+            // The event does not name a guest: the next round looks at all of them.
             let _ = rustix::io::read(guests.changes(), &mut [0; 8]);
         }
         let accepted = open.into_iter().zip(&ready[2..]).filter(|(_, ready)| **ready);

@@ -105,7 +105,7 @@ pub struct Guest {
     pub socket: Socket,
     /// The socket to which the VMM connects for a network interface, if the guest has one.
     pub nic_socket: Option<Arc<Socket>>,
-    /// Which VMM it has.
+    /// The place for its VMM.
     pub seat: Seat,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a process leaves to the one that comes after it, so that no VMM notices that there was another one.
+//! The state that a process leaves to its successor, so that no VMM notices that one process follows another.
 //!
 //! A VMM gives its device up for good when the socket closes. So the service manager holds, for each guest, what must
 //! outlive the process ([`manager`]): the connected socket, the files of the guest's memory, the eventfds, and a file

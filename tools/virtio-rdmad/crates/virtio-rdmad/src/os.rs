@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the process has of the operating system: sockets and their files, rights, the log.
+//! The resources of the operating system that the process uses: sockets and their files, rights, the log.
 
 pub mod access;
 pub mod log;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What whoever starts, configures or calls the process says: guests, uplinks, and the file that has both.
+//! The guests, uplinks and configuration files that options, files and calls describe.
 //!
 //! [`form`] has the forms in which a guest or an uplink is written, [`text`] and [`values`] the types of their values.
 

@@ -112,9 +112,9 @@ pub struct Worker {
     clock: ThreadClock,
     /// Losses of memory of all guests that this worker knows of.
     losses: u64,
-    /// When the worker last looked at sockets and kicks.
+    /// The time at which the worker last looked at sockets and kicks.
     looked: Instant,
-    /// When the worker last yielded.
+    /// The time at which the worker last yielded.
     yielded: Instant,
     /// The time that the work of this round has taken so far.
     round_work: Duration,

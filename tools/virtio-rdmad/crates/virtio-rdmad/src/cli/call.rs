@@ -15,16 +15,16 @@ use varlink::Request;
 use crate::control::interface::STATUS;
 use crate::control::report::Report;
 
-/// Why a call fails. Each names the control socket.
+/// The reason why a call fails. Each error names the control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// The process cannot be reached, or has closed the connection.
     #[error("{path}: {error}", path = .0.display(), error = .1)]
     Socket(PathBuf, Error),
-    /// What it sent is no answer of Varlink.
+    /// The process sent bytes that are no answer of Varlink.
     #[error("{path}: {error}", path = .0.display(), error = .1)]
     Malformed(PathBuf, varlink::Error),
-    /// It answered with an error of this name, and with these parameters.
+    /// The process answered with an error of this name, and with these parameters.
     #[error("{path}: {name}{parameters}", path = .0.display(), name = .1, parameters = .2)]
     Refused(PathBuf, String, String),
 }

@@ -208,7 +208,7 @@ mod tests {
         let lines = mistakes(file);
         let lines: Vec<_> =
             lines.iter().map(|mistake| mistake.split(' ').next().unwrap()).collect();
-        // That the first guest has no socket is not said before its keys are right.
+        // The missing socket of the first guest is not reported before its keys are right.
         assert_eq!(lines, ["1:", "4:", "5:", "6:", "9:", "10:"]);
         let syntax = mistakes("workers = \nlog = 'a\n[[guest]\n");
         assert!(syntax.len() > 1, "{syntax:?}");

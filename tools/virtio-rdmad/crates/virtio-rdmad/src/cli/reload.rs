@@ -29,7 +29,7 @@ pub fn run(options: &ReloadOptions) -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// What has to be done for a process to be as a file says.
+/// The changes by which a process becomes as a file says.
 #[derive(Debug, Default)]
 struct Plan {
     /// The names of the guests that leave.
@@ -38,7 +38,7 @@ struct Plan {
     change: Vec<(String, PolicyChange)>,
     /// The guests that come.
     come: Vec<GuestSpec>,
-    /// What can only be done when the process starts, or when the guest comes.
+    /// The changes that can only be made when the process starts, or when the guest comes.
     needs_restart: Vec<String>,
 }
 
@@ -231,7 +231,7 @@ mod tests {
         assert!(plan.leave.is_empty() && plan.come.is_empty());
     }
 
-    /// What was set while the process ran stays unless the file says something else than before.
+    /// A policy that was set while the process ran stays unless the file says something else than before.
     #[test]
     fn policies_that_were_set_stay() {
         let mut set = guest("name=a,vfio-user=/a,rate=3G,qps=9,mws=4", Origin::File);

@@ -25,7 +25,7 @@ const MAX_DESCRIPTORS: usize = 4;
 /// Bytes of answers that a client has yet to read, from which on it gets no more.
 const MAX_UNREAD: usize = 1 << 20;
 
-/// Why the connection of a client ends.
+/// The reason why the connection of a client ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// The client has closed it.
@@ -34,7 +34,7 @@ pub enum Ended {
     /// A request is too long.
     #[error("a request of more than {MAX_REQUEST} bytes")]
     TooLong,
-    /// What it has sent is no request.
+    /// The client has sent bytes that are no request.
     #[error("no request of Varlink: {0}")]
     Malformed(#[from] varlink::Error),
     /// The operating system refused something.
@@ -47,18 +47,18 @@ pub struct Client {
     stream: UnixStream,
     /// Whether it may send more.
     is_open: bool,
-    /// What has come, and belongs to no request that was answered.
+    /// The bytes that have come and belong to no request that was answered.
     input: Vec<u8>,
     /// Descriptors that have come with that.
     descriptors: Vec<OwnedFd>,
     /// Answers, the first `sent` bytes of which were sent.
     output: Vec<u8>,
     sent: usize,
-    /// When it last sent or read something.
+    /// The time at which it last sent or read something.
     pub active: Instant,
     /// Whether it is told of events.
     pub watches: bool,
-    /// Which guest it traces.
+    /// The QPs that it traces.
     pub traced: Option<Traced>,
     /// Events that it was not told of, as it did not read the earlier ones.
     lost: u64,

@@ -21,7 +21,7 @@ use crate::spec::{GuestSpec, Origin, PolicyChange, PolicyError, Spec};
 
 /// The interface.
 pub const NAME: &str = "org.virtio-rdma.Daemon";
-/// Its description, which the socket gives to whoever asks.
+/// The description of the interface, which the socket gives to each client that asks.
 const DESCRIPTION: &str = include_str!("org.virtio-rdma.Daemon.varlink");
 
 /// The method that tells of all guests, workers and uplinks.
@@ -48,7 +48,7 @@ pub const SET_POLICY: &str = "org.virtio-rdma.Daemon.SetPolicy";
 /// The error of a method that answers more than once, called by a client that wants one answer.
 const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
 
-/// What [`REMOVE_GUEST`] answers.
+/// The answer of [`REMOVE_GUEST`].
 #[derive(Debug, Deserialize, Serialize)]
 pub struct RemoveReply {
     /// The path of the socket.
@@ -60,18 +60,18 @@ pub struct RemoveReply {
     pub removed: bool,
 }
 
-/// What a call has from its client and for it, besides parameters.
+/// The parts of a call besides its parameters, from its client and for it.
 #[derive(Debug, Default)]
 pub struct Besides {
     /// The descriptors that have come with it.
     pub descriptors: Mutex<Vec<OwnedFd>>,
     /// Set when the client wants to be told of events.
     pub watches: AtomicBool,
-    /// What the client wants to trace from now on.
+    /// The QPs that the client wants to trace from now on.
     pub traced: Mutex<Option<Traced>>,
 }
 
-/// What answers calls of the interface.
+/// The interface, which answers calls.
 pub struct Daemon {
     surveyed: Surveyed,
     besides: Arc<Besides>,
@@ -191,7 +191,7 @@ impl Daemon {
     }
 }
 
-/// Why a method refuses a call.
+/// The reason why a method refuses a call.
 enum Refused {
     /// The parameter of this name is missing, is not of its type, or is not one of the method.
     Parameter(String),
@@ -205,7 +205,7 @@ fn refused(error: &str, parameter: &str, value: &str) -> Refused {
     Refused::Error(Reply::error(format!("{NAME}.{error}"), Some(parameters)))
 }
 
-/// What a call says whose sockets are not there.
+/// The reason in the error of a call whose sockets are not there.
 const NO_SOCKETS: &str =
     "the listening socket must come with the call, with nic= that of the interface behind it, and nothing else";
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a running process reports on its control socket, as JSON.
+//! The report of a running process on its control socket, as JSON.
 //!
 //! The process writes these structures and `virtio-rdmad status` reads them. The names of the fields
 //! are the keys that other programs know. A field that a process of another version does not report
@@ -17,14 +17,14 @@ use serde_json::Value;
 pub struct Report {
     /// The version of the process.
     pub version: String,
-    /// How many times memory of a guest was lost.
+    /// The number of times that memory of a guest was lost.
     pub memory_losses: u64,
-    /// How many lines about guests the log left out.
+    /// The number of lines about guests that the log left out.
     pub log_lines_left_out: u64,
     /// The most guests that there can be.
     pub max_guests: u64,
-    /// What the configuration file said when the process started, beside the guests: values by the names of options,
-    /// and the uplink of a network by "uplink" and the name of the network.
+    /// The settings of the configuration file when the process started, without the guests: values by the names of
+    /// options, and the uplink of a network by "uplink" and the name of the network.
     pub settings: BTreeMap<String, String>,
     /// The workers, by index.
     pub workers: Vec<WorkerReport>,
@@ -40,7 +40,7 @@ pub struct Report {
 pub struct UplinkReport {
     /// The name of the network.
     pub network: String,
-    /// What carries the packets, such as "tap rdma0" or "VXLAN 42 at 192.0.2.1".
+    /// The name of the way that carries the packets, such as "tap rdma0" or "VXLAN 42 at 192.0.2.1".
     pub name: String,
     /// The counters by name.
     pub counters: BTreeMap<String, u64>,
@@ -50,7 +50,7 @@ pub struct UplinkReport {
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct WorkerReport {
-    /// How many guests it serves.
+    /// The number of guests that it serves.
     pub guests: usize,
     /// Whether it sleeps now.
     pub asleep: bool,
@@ -62,17 +62,17 @@ pub struct WorkerReport {
     pub wait_seconds: f64,
     /// Time in which it slept.
     pub sleep_seconds: f64,
-    /// How many rounds over all guests it has made.
+    /// The number of rounds that it has made.
     pub rounds: u64,
-    /// How many times it has gone to sleep.
+    /// The number of times that it has gone to sleep.
     pub sleeps: u64,
-    /// How long rounds with work took.
+    /// The durations of rounds with work.
     pub worked_rounds: HistogramReport,
-    /// How long turns of guests with work took.
+    /// The durations of turns of guests with work.
     pub turns: HistogramReport,
 }
 
-/// How many times something took how long.
+/// A histogram of durations.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct HistogramReport {
@@ -86,9 +86,9 @@ pub struct HistogramReport {
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct BucketReport {
-    /// The longest time that is in it. The last bucket has none.
+    /// The longest duration that is in it. The last bucket has no limit.
     pub up_to_seconds: Option<f64>,
-    /// How many times are in it, and in no bucket before.
+    /// The number of durations that are in it, and in no bucket before.
     pub count: u64,
 }
 
@@ -100,21 +100,21 @@ pub struct GuestReport {
     pub name: String,
     /// The network that it is in.
     pub network: String,
-    /// How its VMM attaches the device: "vfio-user" or "vhost-user".
+    /// The transport by which its VMM attaches the device: "vfio-user" or "vhost-user".
     pub transport: String,
     /// The path of the socket that its VMM connects to.
     pub socket: String,
-    /// What it is now: a [`crate::spec::GuestSpec`], which an earlier version writes as a text.
+    /// The guest as it is now: a [`crate::spec::GuestSpec`], which an earlier version writes as a text.
     pub spec: Value,
-    /// What whoever has named it says it is, likewise; null of a process that does not tell.
+    /// The guest as its origin has named it, in the same form; null if the process does not report that.
     pub named: Value,
-    /// Who has named it: "options", "file" or "call".
+    /// The origin that has named it: "options", "file" or "call".
     pub origin: String,
     /// The MAC address of its network interface, if the command line has it.
     pub mac: Option<String>,
     /// Whether its VMM is connected.
     pub connected: bool,
-    /// How many VMMs were refused, because the guest had one.
+    /// The number of VMMs that were refused, because the guest had one.
     pub refused_vmms: u64,
     /// Whether it leaves when its VMM does.
     pub leaving: bool,
@@ -126,27 +126,27 @@ pub struct GuestReport {
     pub queues: Option<String>,
     /// Its GIDs.
     pub gids: Vec<GidReport>,
-    /// How many PDs it has.
+    /// The number of PDs that it has.
     pub pds: usize,
-    /// How many MRs it has.
+    /// The number of MRs that it has.
     pub mrs: usize,
     /// Bytes of memory that they cover.
     pub memory: u64,
-    /// How many memory windows it has.
+    /// The number of memory windows that it has.
     pub mws: usize,
-    /// How many CQs it has.
+    /// The number of CQs that it has.
     pub cqs: usize,
-    /// How many QPs of each type are in each state.
+    /// The numbers of QPs by type and state.
     pub qp_counts: Vec<QpCountReport>,
-    /// How many SRQs it has.
+    /// The number of SRQs that it has.
     pub srq_count: usize,
-    /// How many multicast groups it has joined.
+    /// The number of multicast groups that it has joined.
     pub groups: usize,
     /// Its QPs, if the call wants them.
     pub qps: Vec<QpReport>,
     /// Its SRQs likewise.
     pub srqs: Vec<SrqReport>,
-    /// How much of these it may have.
+    /// The limits of these objects.
     pub limits: LimitsReport,
     /// Processor time of its worker in its turns, in seconds.
     pub work_seconds: f64,
@@ -156,7 +156,7 @@ pub struct GuestReport {
     pub nic: BTreeMap<String, u64>,
 }
 
-/// How much a guest may have: the smaller of what its device can have and what its policy allows.
+/// The limits of a guest. Each of them is the smaller one of the limit of its device and that of its policy.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct LimitsReport {
@@ -190,7 +190,7 @@ pub struct GidReport {
     pub vlan: Option<u16>,
 }
 
-/// How many QPs of a type are in a state.
+/// The number of QPs of a type in a state.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct QpCountReport {
@@ -199,7 +199,7 @@ pub struct QpCountReport {
     pub service: String,
     /// The state, as that of a QP.
     pub state: String,
-    /// How many.
+    /// The number of these QPs.
     pub count: usize,
 }
 
@@ -218,11 +218,11 @@ pub struct QpReport {
     pub dest_qpn: Option<u32>,
     /// The GID of the peer, if it has one.
     pub dest_gid: Option<String>,
-    /// How many send work requests the device has yet to take.
+    /// The number of send work requests that the device has yet to take.
     pub sends: u16,
-    /// How many receive work requests the device has yet to take.
+    /// The number of receive work requests that the device has yet to take.
     pub receives: u16,
-    /// How messages get to the peer, if it has one and that is known: "local" or "wire".
+    /// The path of messages to the peer, if it has one and the path is known: "local" or "wire".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// The PSN of the packet that is sent next, if the QP has a peer.
@@ -234,10 +234,10 @@ pub struct QpReport {
     /// The PSN that is expected of the peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rq_psn: Option<u32>,
-    /// How often the QP may still try again without an answer.
+    /// The number of retries that the QP has left without an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries_left: Option<u8>,
-    /// How often the QP may still try again without a receive at the peer; 7: for ever.
+    /// The number of retries that the QP has left without a receive at the peer; 7 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rnr_retries_left: Option<u8>,
     /// The last error since RESET.
@@ -249,7 +249,7 @@ pub struct QpReport {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct QpErrorReport {
-    /// When, in microseconds since 1970.
+    /// The time of the error, in microseconds since 1970.
     pub time_usec: u64,
     /// The name of the error: that of a status or an event of libibverbs, without its prefix.
     pub reason: String,
@@ -266,9 +266,9 @@ pub struct RefusedReport {
     pub key: u32,
     /// The address of the first byte, in hexadecimal digits behind "0x".
     pub address: String,
-    /// How many bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// Why: "unknown_key", "invalidated", "other_pd", "no_right", "qp_forbids", "other_qp", "out_of_range" or
+    /// The reason: "unknown_key", "invalidated", "other_pd", "no_right", "qp_forbids", "other_qp", "out_of_range" or
     /// "no_memory".
     pub reason: String,
 }
@@ -277,10 +277,11 @@ pub struct RefusedReport {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct EventReport {
-    /// When, in microseconds since 1970.
+    /// The time of the event, in microseconds since 1970.
     pub time_usec: u64,
-    /// What: "watching" when events begin to be told of, "connected", "moved", "disconnected", "qp_error", "cq_error",
-    /// "srq_error", "started" and "reset" for the device, or "lost" where events were not told of.
+    /// The kind of the event: "watching" when events begin to be told of, "connected", "moved", "disconnected",
+    /// "qp_error", "cq_error", "srq_error", "started" and "reset" for the device, or "lost" where events were not told
+    /// of.
     pub event: String,
     /// The guest that it has happened to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -297,13 +298,13 @@ pub struct EventReport {
     /// The SRQ number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub srqn: Option<u32>,
-    /// Why, or the name of the error.
+    /// The reason, or the name of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The access to memory that was refused, if that is the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<RefusedReport>,
-    /// How many events were not told of.
+    /// The number of events that were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
@@ -365,10 +366,11 @@ impl EventReport {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct SeenReport {
-    /// When, in nanoseconds since 1970.
+    /// The time of the event, in nanoseconds since 1970.
     pub time_nsec: u64,
-    /// What: "tracing" when it begins to be told, "posted", "copied", "refused", "nak", "send_completed",
-    /// "receive_completed", "retried", "packet_out", "packet_in", or "lost" where something was not told.
+    /// The kind of the event: "tracing" when events begin to be told of, "posted", "copied", "refused", "nak",
+    /// "send_completed", "receive_completed", "retried", "packet_out", "packet_in", or "lost" where events were not
+    /// told of.
     pub event: String,
     /// The guest.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -379,31 +381,31 @@ pub struct SeenReport {
     /// The PSN of the packet, or of the first packet of the message or of the chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub psn: Option<u32>,
-    /// What a work request asks for, or what a packet is.
+    /// The operation of a work request or of a packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opcode: Option<String>,
-    /// That of the work request, in hexadecimal digits behind "0x".
+    /// The `wr_id` of the work request, in hexadecimal digits behind "0x".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wr_id: Option<String>,
-    /// How many bytes of the message are in front of the chunk.
+    /// The number of bytes of the message that are in front of the chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// How many bytes.
+    /// The number of bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
     /// The status of a CQE, as libibverbs names it, without its prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
-    /// Why.
+    /// The reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How often the requester may try again after that, if it has a limit.
+    /// The number of retries that the requester has left after that, if they have a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries_left: Option<u8>,
     /// The access to memory that was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<RefusedReport>,
-    /// How many things were not told.
+    /// The number of events that were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
@@ -412,21 +414,22 @@ pub struct SeenReport {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct FrameReport {
-    /// When, in nanoseconds since 1970.
+    /// The time of the event, in nanoseconds since 1970.
     pub time_nsec: u64,
-    /// What: "capturing" when frames begin to be told, "frame", or "lost" where frames were not told.
+    /// The kind of the event: "capturing" when frames begin to be told of, "frame", or "lost" where frames were not
+    /// told of.
     pub event: String,
     /// The QP number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qpn: Option<u32>,
     /// Whether the frame leaves the guest.
     pub leaves: bool,
-    /// How many bytes the frame has.
+    /// The number of bytes of the frame.
     pub length: u32,
     /// The first bytes of the frame, by two hexadecimal digits each.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frame: Option<String>,
-    /// How many frames were not told.
+    /// The number of frames that were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
@@ -437,13 +440,13 @@ pub struct FrameReport {
 pub struct SrqReport {
     /// The SRQ number.
     pub srqn: u32,
-    /// How many work requests the device has yet to take.
+    /// The number of work requests that the device has yet to take.
     pub receives: u32,
-    /// How many it can hold.
+    /// The most work requests that it can hold.
     pub max_wr: u32,
-    /// The number of work requests below which it raises an event; 0: it raises none.
+    /// The number of work requests below which it raises an event; 0: it raises no event.
     pub limit: u32,
-    /// How many QPs receive from it.
+    /// The number of QPs that receive from it.
     pub qps: u32,
     /// Whether it is in error.
     pub in_error: bool,

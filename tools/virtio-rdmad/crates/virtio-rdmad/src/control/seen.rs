@@ -59,7 +59,7 @@ pub fn frame_report(time: SystemTime, seen: &Seen, snaplen: u32) -> Option<Frame
     let most = if snaplen == 0 { frame.len() } else { frame.len().min(snaplen as usize) };
     let mut digits = String::with_capacity(2 * most);
     for byte in &frame[..most] {
-        // To write to a string does not fail.
+        // A write to a string does not fail.
         let _ = write!(digits, "{byte:02x}");
     }
     Some(FrameReport {

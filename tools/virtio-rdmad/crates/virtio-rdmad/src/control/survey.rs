@@ -29,7 +29,7 @@ pub struct Surveyed {
     pub workers: Arc<[Mailbox]>,
     /// The switches.
     pub switches: Vec<Arc<Switch>>,
-    /// What the configuration file said when the process started, beside the guests.
+    /// The settings of the configuration file when the process started, without the guests.
     pub settings: BTreeMap<String, String>,
 }
 

@@ -52,7 +52,7 @@ pub struct EventQueue<T> {
 /// Events that wait to be told.
 #[derive(Debug)]
 pub struct Waiting<T> {
-    /// When each has happened, to which guest, and what.
+    /// The events, each with its time and the name of the guest.
     pub events: VecDeque<(SystemTime, String, T)>,
     /// The number of events that found no room.
     pub lost: u64,

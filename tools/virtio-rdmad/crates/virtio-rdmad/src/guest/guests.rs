@@ -35,7 +35,7 @@ const RESERVED: u64 = 512;
 /// The time for which a client that has added a guest waits for a service manager that does not read.
 const MANAGER_READS: Duration = Duration::from_secs(1);
 
-/// Why a guest cannot come.
+/// The reason why a guest cannot come.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum AddError {
     /// Another guest has its name.
@@ -80,7 +80,7 @@ pub struct TooFewDescriptors {
     pub left: u64,
 }
 
-/// Why a guest cannot leave.
+/// The reason why a guest cannot leave.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RemoveError {
     /// There is no guest of this name.
@@ -91,7 +91,7 @@ pub enum RemoveError {
     Connected(String),
 }
 
-/// Why the policy of a guest cannot change.
+/// The reason why the policy of a guest cannot change.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SetError {
     /// There is no guest of this name.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The one place that a guest has for a VMM, as the main thread sees it.
+//! The place that a guest has for one VMM, as the main thread sees it.
 //!
-//! A worker serves the VMM that has it. The main thread looks here when another VMM connects: the one that has the
-//! place may have ended, which its worker has not noticed yet, or whose device is still being reset. Then the other one
-//! waits for the place.
+//! A worker serves the VMM that has the place. The main thread looks here when another VMM connects. The VMM that has
+//! the place may have ended, which its worker has not noticed yet, or its device may still be under a reset. Then the
+//! new VMM waits for the place.
 
 use std::io::Error;
 use std::os::unix::net::UnixStream;

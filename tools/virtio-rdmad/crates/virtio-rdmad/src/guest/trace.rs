@@ -20,7 +20,8 @@ pub struct Traced {
     pub guest: String,
     /// The number of the QP; `None`: all QPs of the guest.
     pub qpn: Option<u32>,
-    /// How many bytes of each frame it wants, 0 for all of them; `None`: it wants to know what happens, and no frames.
+    /// The number of bytes that it wants of each frame, 0 for whole frames. `None`: it wants to know what happens, and
+    /// wants no frames.
     pub snaplen: Option<u32>,
 }
 
@@ -84,7 +85,7 @@ impl Observer for GuestObserver {
     }
 
     fn observe(&self, seen: Seen) {
-        // Where only frames of a QP are captured, no client waits for its other events.
+        // If only frames of a QP are captured, no client waits for its other events.
         if matches!(seen.what, Observation::Frame { .. }) || self.wanted.traced.has(seen.qpn) {
             self.seen.note(&self.name, seen);
         }

@@ -42,8 +42,8 @@ struct Record {
     has_listener: bool,
     /// The state of the connection, if a VMM is connected.
     connection: Option<Vec<u8>>,
-    /// When the device stopped whose image the last process has left, which is the last descriptor of the set, as a
-    /// time of [`now`].
+    /// The time, by [`now`], at which the device stopped. It is there if the last process has left an image, which is
+    /// the last descriptor of the set.
     left: Option<u64>,
     /// A field of earlier versions: a message of the VMM, and the number of processes that had ended while it waited.
     message: Option<(Vec<u8>, u8)>,
@@ -56,7 +56,7 @@ struct More {
     of_state: u32,
     /// The number of processes that have aborted while they served the guest, with less than [`FORGIVEN`] between two.
     aborts: u8,
-    /// When the last of them was noticed, as a time of [`now`].
+    /// The time, by [`now`], at which the last of these aborts was noticed.
     last_abort: u64,
 }
 
@@ -91,7 +91,7 @@ pub struct Said {
     pub image: Option<Vec<u8>>,
 }
 
-/// Why something cannot be kept.
+/// The reason why something cannot be kept.
 #[derive(Debug, thiserror::Error)]
 enum KeepError {
     #[error(transparent)]
@@ -395,7 +395,7 @@ pub struct Left {
     pub connected: Option<Connected>,
     /// Whether its VMM is to be disconnected, because processes have aborted while they served it.
     pub is_fenced: bool,
-    /// When that process left it, if it has ended in order, as a time of CLOCK_MONOTONIC in nanoseconds.
+    /// The time at which that process left it, in nanoseconds of CLOCK_MONOTONIC, if the process has ended in order.
     since: Option<u64>,
 }
 
@@ -417,14 +417,14 @@ fn board(manager: &Manager, kept: Option<Vec<OwnedFd>>) -> Option<Board> {
     make().inspect_err(failed).ok()
 }
 
-/// Why a process cannot go on with what another one has left. It must not serve then: each guest that it does not know
-/// of would lose its device.
+/// The reason why a process cannot go on with the state that another one has left. It must not serve then: each guest
+/// that it does not know of would lose its device.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// The service manager does not hand over what it has kept.
     #[error("the descriptors that the service manager keeps: {0}")]
     Store(std::io::Error),
-    /// What is kept of a guest has been damaged, or another version of this program has written it.
+    /// The kept state of a guest has been damaged, or another version of this program has written it.
     #[error(
         "{name}: what the last process has left cannot be read: {reason}. Nothing of it has changed: start the version \
          that has served the guests, or use --forget-unreadable, with which the guests that cannot be read lose their devices"
@@ -437,14 +437,14 @@ pub enum Unreadable {
     },
 }
 
-/// What another process has left to this one.
+/// The state that another process has left to this one.
 #[derive(Default)]
 pub struct Inherited {
     /// The guests.
     pub guests: Vec<Left>,
     /// A number that is higher than that of any guest.
     pub next: u64,
-    /// What the threads say on whose behalf they work.
+    /// The board on which the threads say on whose behalf they work.
     pub board: Option<Board>,
     /// The sockets that it has made.
     pub listeners: Listeners,
@@ -580,7 +580,7 @@ impl Left {
     }
 }
 
-/// What a thread works for, as it writes it on the board.
+/// The work of a thread, as the thread writes it on the board.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
     /// No guest.

@@ -21,7 +21,7 @@ const SLOT: u64 = 1 << 20;
 /// Bytes before a record: magic, version, length, number of the record, number of the set, checksum.
 const HEAD: usize = 36;
 
-/// Why there is no record.
+/// The reason why there is no record.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be read or written.

@@ -24,7 +24,7 @@ const NAME: &str = "listener-";
 /// Sockets that another process has left to this one.
 #[derive(Default)]
 pub struct Listeners {
-    /// Those that this process does not use yet.
+    /// The sockets that this process does not use yet.
     left: Vec<Left>,
     /// The names by which the service manager keeps them, but for those that were adopted.
     names: Vec<String>,

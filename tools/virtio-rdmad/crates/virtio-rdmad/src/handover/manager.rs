@@ -20,7 +20,7 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 /// Most descriptors of one message to the service manager.
 const MOST: usize = 2;
 
-/// How long a process that ends waits for a service manager that does not read what it is sent.
+/// The time that a process that ends waits for a service manager that does not read its messages.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Most messages that wait to be sent.
@@ -32,12 +32,12 @@ pub struct Manager {
     socket: UnixDatagram,
     /// Whether it keeps descriptors.
     keeps: bool,
-    /// Where messages wait to be sent, once there is a thread that sends them: the service manager may not read for a
-    /// while, and no thread that serves guests waits for it.
+    /// The queue of messages to the thread that sends them, once there is this thread: the service manager may not read
+    /// for a while, and no thread that serves guests waits for it.
     queue: OnceLock<SyncSender<Waiting>>,
 }
 
-/// What waits to be sent.
+/// An entry of the queue.
 #[derive(Debug)]
 enum Waiting {
     Message(String, Vec<OwnedFd>),

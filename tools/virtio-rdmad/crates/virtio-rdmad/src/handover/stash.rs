@@ -26,14 +26,14 @@ const PART: usize = 253;
 /// Room for the descriptors of a message.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(PART));
 
-/// What a message says besides its descriptors.
+/// The bytes of a message, which come with its descriptors.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Head {
     /// The number of the set.
     set: u64,
     /// The number of this part, from 0 on.
     part: u32,
-    /// How many parts there are.
+    /// The number of parts of the set.
     parts: u32,
 }
 
@@ -59,20 +59,20 @@ impl Head {
 #[derive(Debug, Default)]
 struct Found {
     parts: BTreeMap<u32, Vec<OwnedFd>>,
-    /// How many parts there should be.
+    /// The number of parts that the set should have.
     wanted: u32,
 }
 
 /// A stash, which has a set of descriptors.
 #[derive(Debug)]
 pub struct Stash {
-    /// Where messages go in.
+    /// The end of the connection that messages are sent to.
     near: UnixStream,
-    /// Where they wait.
+    /// The end of the connection where messages wait.
     far: UnixStream,
     /// The number of the last set.
     set: u64,
-    /// How many messages wait.
+    /// The number of messages that wait.
     messages: usize,
 }
 

@@ -44,7 +44,7 @@ const MESSAGE: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long virtio-rdmad may take to end before it is killed.
+/// The time that virtio-rdmad may take to end before it is killed.
 const END: Duration = Duration::from_secs(60);
 
 /// Starts the program whose pid it has itself, as sd_listen_fds(3) demands.
@@ -62,7 +62,7 @@ pub struct SupervisorOptions {
     pub options: Vec<OsString>,
 }
 
-/// Why the supervisor ends.
+/// The reason why the supervisor ends.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     /// virtio-rdmad has ended before it was ready the first time.
@@ -132,7 +132,7 @@ struct Supervisor<'a> {
     /// The path of what is started. It is that of the file which this process was started from, and not its
     /// /proc/self/exe: a file that takes the place of that one is what starts next.
     program: OsString,
-    /// Where virtio-rdmad sends its messages, and the name of that.
+    /// The socket to which virtio-rdmad sends its messages, and the name of the socket.
     socket: UnixDatagram,
     address: String,
     kept: BTreeMap<String, Vec<OwnedFd>>,
@@ -140,9 +140,9 @@ struct Supervisor<'a> {
     /// Whether virtio-rdmad was ever ready, and since when this one is.
     was_ready: bool,
     ready: Option<Instant>,
-    /// Whether virtio-rdmad was asked to end, and when it is killed.
+    /// The time at which virtio-rdmad is killed, if it was asked to end.
     kill_at: Option<Instant>,
-    /// When virtio-rdmad is started again.
+    /// The time at which virtio-rdmad is started again.
     start_at: Option<Instant>,
     pause: Duration,
     /// Whether the supervisor ends with virtio-rdmad.
@@ -290,7 +290,7 @@ impl<'a> Supervisor<'a> {
     fn notice_end(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         let status = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
         let Some(status) = status else { return Ok(()) };
-        // What it has sent before it ended.
+        // The process may have sent messages before it ended.
         self.read_messages()?;
         self.child = None;
         if self.ends {

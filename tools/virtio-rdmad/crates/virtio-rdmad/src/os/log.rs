@@ -26,7 +26,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// How many lines of one kind a guest may have at once.
+/// The most lines of one kind that a guest may have at once.
 const BURST: u32 = 10;
 /// Kinds of lines of guests that are counted at a time, besides those of the last 100 s. Guests come and go.
 const MOST: usize = 4096;
@@ -35,13 +35,13 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// Most lines that wait to be written.
 const WAITING: usize = 4096;
-/// How long the process waits in the end for what is to be written.
+/// The time that the process waits at its end for lines that are to be written.
 const END: Duration = Duration::from_secs(1);
 
 /// The number of lines that were left out.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
-/// Where lines wait to be written, once there is a thread that writes them.
+/// The queue of lines that wait to be written, once there is a thread that writes them.
 static QUEUE: OnceLock<Queue> = OnceLock::new();
 
 /// Returns how many lines were left out, because a guest had too many of their kind, or because too many waited to be

@@ -35,7 +35,7 @@ impl FromStr for User {
     }
 }
 
-/// Why the process cannot give up its rights.
+/// The reason why the process cannot give up its rights.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegeError {
     /// The process cannot change its user and group.

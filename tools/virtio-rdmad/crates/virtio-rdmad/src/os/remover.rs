@@ -32,7 +32,7 @@ pub struct RemoverOptions {
     pub paths: Vec<PathBuf>,
 }
 
-/// What the process is told: the sockets stay when this one ends, or they go, which is so from the beginning.
+/// The messages to the process: the sockets stay when this one ends, or they go. Without a message they go.
 const STAY: u8 = b's';
 const GO: u8 = b'g';
 

@@ -22,7 +22,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// Why the process cannot be confined.
+/// The reason why the process cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// Landlock failed. A kernel without Landlock is no error.

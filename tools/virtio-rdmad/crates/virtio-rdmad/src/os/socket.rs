@@ -23,15 +23,15 @@ use super::access::Access;
 /// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// How long another process may lock the directory of a socket. It does so for some system calls.
+/// The time for which another process may lock the directory of a socket. It does so for some system calls.
 const LOCKED: Duration = Duration::from_secs(5);
 
 /// The form in which a socket gives the bytes that come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// As a stream of bytes.
+    /// The bytes come as a stream.
     Stream,
-    /// As packets (SOCK_SEQPACKET).
+    /// The bytes come as packets (SOCK_SEQPACKET).
     Packets,
 }
 
@@ -64,7 +64,7 @@ impl Socket {
     /// if a process still listens there, or if the file is not a socket.
     pub fn bind(path: &Path, kind: Kind, access: &Access) -> Result<Self, Error> {
         let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
-        // Until this one listens, another process would take it for one that was left behind.
+        // Another process would take this socket for an abandoned one until it listens.
         let _lock = lock_directory(path).map_err(named)?;
         remove_stale(path).map_err(named)?;
         let listener = listen_at(path, kind, access).map_err(named)?;
@@ -275,7 +275,7 @@ mod tests {
         Socket::bind(path, Kind::Stream, &Access::default())
     }
 
-    /// Of several processes that want a socket at one path, one has it, and its file stays there.
+    /// One of several processes that want a socket at one path has it, and its file stays there.
     #[test]
     fn one_of_several_has_the_socket() {
         let directory = directory("several");

@@ -10,12 +10,12 @@ use super::form::{self, Map, Spec, SpecError};
 use super::guest::GuestSpec;
 use super::policy;
 
-/// What changes of a guest's policy: keys and their new values (a merge patch, RFC 7396). With null, the guest has the
-/// key no longer. A key that is not there stays as it is.
+/// A change of a guest's policy: keys and their new values (a merge patch, RFC 7396). With null, the guest does not
+/// have the key any more. A key that is not there stays as it is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PolicyChange(Map);
 
-/// Why a policy cannot change so.
+/// The reason why a policy cannot be changed.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum PolicyError {
     /// A key does not belong to the policy.

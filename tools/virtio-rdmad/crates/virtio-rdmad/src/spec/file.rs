@@ -23,7 +23,7 @@ pub const TABLES: [&str; 2] = ["guest", "uplink"];
 /// value.
 pub type ReadOption = fn(&str, &DeValue<'_>) -> Result<String, Mistake>;
 
-/// What a configuration file says.
+/// The content of a configuration file.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
     /// The options with one value, and their values as on the command line.
@@ -34,16 +34,16 @@ pub struct ConfigFile {
     pub uplinks: Vec<UplinkSpec>,
 }
 
-/// Why a configuration file cannot be used.
+/// The reason why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {error}", path = .0.display(), error = .1)]
     Read(PathBuf, std::io::Error),
-    /// There are mistakes in it.
+    /// The file has mistakes.
     #[error("{}", lines(.0, .1))]
     Wrong(PathBuf, Vec<WrongLine>),
-    /// There is nothing to do for a process that is started by it.
+    /// A process that is started by the file has nothing to do.
     #[error("{path}: there is neither a guest nor control", path = .0.display())]
     Nothing(PathBuf),
 }
@@ -59,7 +59,7 @@ fn lines(path: &Path, mistakes: &[WrongLine]) -> String {
 pub struct WrongLine {
     /// The line.
     pub line: usize,
-    /// What is wrong in it.
+    /// The mistake.
     pub mistake: Mistake,
 }
 
@@ -69,10 +69,10 @@ impl Display for WrongLine {
     }
 }
 
-/// What is wrong in a configuration file.
+/// A mistake in a configuration file.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Mistake {
-    /// It is not TOML.
+    /// The file is not TOML.
     #[error("{0}")]
     Syntax(String),
     /// A key has a value of another kind.
@@ -80,9 +80,9 @@ pub enum Mistake {
     Kind {
         /// The key.
         key: String,
-        /// What kind of value it has.
+        /// The kind of value that the key has.
         found: &'static str,
-        /// What kind of value it can have.
+        /// The kind of value that the key can have.
         wanted: &'static str,
     },
     /// An option cannot have its value.
@@ -131,7 +131,7 @@ impl ConfigFile {
             let at = error.span().map_or(0, |span| span.start);
             reader.note(at, Mistake::Syntax(error.message().to_owned()));
         }
-        // What the parser makes of a line with an error may have further mistakes.
+        // The values that the parser makes of a line with an error may have further mistakes.
         let is_toml = reader.mistakes.is_empty();
         let mut file = Self::default();
         for (key, value) in table.get_ref().iter().filter(|_| is_toml) {

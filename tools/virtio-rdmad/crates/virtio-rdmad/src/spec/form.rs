@@ -14,13 +14,13 @@ use super::text;
 /// Keys and their values.
 pub type Map = serde_json::Map<String, Value>;
 
-/// In the text of a change, the value that stands for a guest without the key.
+/// The value in the text of a change that stands for a guest without the key.
 const DEFAULT: &str = "default";
 
 /// The key that is in a text once for each of its values. Other lists have `+` between their values.
 const REPEATED: &str = "remote";
 
-/// What is wrong with a guest, an uplink, or a change of a policy.
+/// A mistake in a guest, an uplink, or a change of a policy.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct SpecError {
@@ -230,7 +230,7 @@ mod tests {
     use super::super::{ConfigFile, GuestSpec, UplinkSpec};
     use super::*;
 
-    /// What values each key of a guest may have, as regular expressions. `nic` needs `mac`.
+    /// The values that each key of a guest may have, as regular expressions. `nic` needs `mac`.
     const GUEST: [(&str, &str); 25] = [
         ("vfio-user", "/[a-z]{1,8}/vfio"),
         ("mac", "52(:[0-9a-f]{1,2}){5}"),

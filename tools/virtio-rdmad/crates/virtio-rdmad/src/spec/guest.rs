@@ -107,11 +107,11 @@ pub struct GuestSpec {
     /// Whether it is offered rings.
     #[serde(default = "default_rings", deserialize_with = "text::switch")]
     pub rings: bool,
-    /// With rings: how many interrupts for completions it has.
+    /// The number of interrupts for completions; only with rings.
     vectors: Option<Count<u16>>,
-    /// Without rings: how many QPs it has.
+    /// The number of QPs; only without rings.
     max_qp: Option<Count<u16>>,
-    /// Without rings: how many CQs it has.
+    /// The number of CQs; only without rings.
     max_cq: Option<Count<u16>>,
     /// The addresses that it may use. This field and those behind it are its policy.
     pub(super) gid: Option<List<Prefix>>,
@@ -153,7 +153,7 @@ fn default_rings() -> bool {
     true
 }
 
-/// What a guest must have one of.
+/// The keys of which a guest must have one.
 const ANY_SOCKET: &str = "vfio-user=PATH or vhost-user=PATH";
 
 impl Spec for GuestSpec {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a guest may do: the keys that may change while the guest is there.
+//! The policy of a guest: the keys that may change while the guest is there.
 
 use engine::{AddressRights, AllowedValues, DevicePolicy, Quota, TrafficClasses, VlanList};
 
@@ -8,7 +8,7 @@ use super::guest::GuestSpec;
 use super::text::{List, Range};
 use super::values::{Prefix, Vlans};
 
-/// How many keys of a guest are about its device. Those behind them are its policy.
+/// The number of keys of a guest that are about its device. The keys behind them are its policy.
 const OF_DEVICE: usize = 12;
 
 /// The keys of the policy.

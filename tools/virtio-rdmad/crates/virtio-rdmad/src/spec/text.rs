@@ -154,9 +154,9 @@ impl<const MOST: u16> Text for Range<MOST> {
     }
 }
 
-/// What a number with a unit counts.
+/// The unit of numbers that count the same things.
 pub trait Unit {
-    /// The name of what is counted.
+    /// The name of these things.
     const NAME: &'static str;
     /// The least number.
     const LEAST: u64;

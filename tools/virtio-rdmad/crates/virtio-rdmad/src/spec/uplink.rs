@@ -37,7 +37,7 @@ pub struct UplinkSpec {
     pub network: String,
 }
 
-/// What an uplink must have one of.
+/// The keys of which an uplink must have one.
 const ANY_WAY: &str = "tap=NAME, interface=NAME or vxlan=VNI";
 
 impl Spec for UplinkSpec {

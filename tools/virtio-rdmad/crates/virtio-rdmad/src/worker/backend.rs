@@ -78,7 +78,7 @@ impl GuestBackend {
 }
 
 impl Drop for GuestBackend {
-    /// Where a connection ends in order, the reset is done before.
+    /// Resets the device. If the connection has ended in order, the reset was done before.
     fn drop(&mut self) {
         self.reset();
         self.device.settle();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which guests go to which worker, so that all workers have about as much to do.
+//! The choice of a worker for each guest, so that all workers have about as much to do.
 //!
 //! A guest gets the worker with the fewest guests when its VMM connects. That is uneven after other guests have gone,
 //! and says nothing of what guests do. So the main thread looks once in a [`PERIOD`] while a worker has more than one
@@ -29,7 +29,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// A whole processor, in the unit of loads.
 const PROCESSOR: u32 = 1000;
 
-/// By how much the higher of two loads has to become lower.
+/// The least amount by which the higher of two loads has to become lower.
 const GAIN: u32 = PROCESSOR / 5;
 
 /// The weight of the newest load in the mean is 1 in this many.
@@ -45,7 +45,7 @@ struct Seen {
     work: Duration,
     /// Its mean load.
     load: u32,
-    /// For how many looks it stays where it is.
+    /// The number of looks for which it stays where it is.
     rest: u32,
 }
 

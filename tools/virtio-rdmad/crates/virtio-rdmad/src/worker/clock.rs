@@ -29,7 +29,7 @@ impl Passed {
 #[derive(Debug)]
 pub struct ThreadClock {
     now: Instant,
-    /// When the kernel was last asked how long the thread had run, and the answer.
+    /// The time at which the kernel was last asked how long the thread had run, and the answer.
     asked: (Instant, Duration),
 }
 

@@ -18,7 +18,7 @@ use crate::guest::Guest;
 use crate::handover::{Connected, Said, Unreadable};
 use crate::spec::Transport;
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// The VMM went away, or did what the transport cannot go on after.
@@ -172,7 +172,7 @@ pub struct Connection {
     losses: u64,
     /// The result of the last round of the device, before a reset that ends the connection.
     next: Next,
-    /// Why the connection has ended, while the reset that follows is under way.
+    /// The reason why the connection has ended, while the reset that follows is under way.
     ended: Option<Ended>,
 }
 
@@ -298,7 +298,7 @@ impl Connection {
         if let Some(mut kept) = self.guest.kept() {
             kept.leave(state, &self.guest.device.save(), stopped);
         }
-        // To drop it would reset the device.
+        // A drop would reset the device.
         std::mem::forget(self);
     }
 

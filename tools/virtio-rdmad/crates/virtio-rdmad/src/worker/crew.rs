@@ -93,7 +93,7 @@ pub struct Crew {
     unreadable: mpsc::Receiver<Unreadable>,
 }
 
-/// Why the threads cannot start.
+/// The reason why the threads cannot start.
 #[derive(Debug)]
 pub struct NotPrepared {
     /// The index of the worker.
@@ -184,7 +184,7 @@ fn serve(
     member.step();
     member.step();
     if !decision.serves.load(Ordering::SeqCst) {
-        // To drop it would reset the devices.
+        // A drop would reset the devices.
         std::mem::forget(worker);
         return;
     }

@@ -271,7 +271,7 @@ mod tests {
         view.join("default");
         view.review(now).unwrap();
         assert!(!view.turn() && !view.is_polling());
-        // What came before the worker took it over is told of, too.
+        // The worker is also told of frames that came before it took the intake over.
         assert_eq!(bench.events(), [Source::Uplink(0)]);
         view.notice(0);
         view.arm(now, false);

@@ -27,7 +27,7 @@ pub struct Spin {
     /// Mean time from the end of work to the next work, exponentially weighted. A single gap counts
     /// as twice the limit at most, so that one long pause is forgotten after a few short ones.
     gap: Duration,
-    /// When there was work last.
+    /// The time at which there was work last.
     since: Instant,
     /// Whether the worker has looked for work since then and found none.
     idle: bool,
@@ -122,7 +122,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_micros(100);
 
-    /// Has work, a gap of `gap` and work again. Returns whether the guest was still polled by then.
+    /// Makes the guest work, pause for `gap`, and work again. Returns whether it was still polled when it worked again.
     fn pause(spin: &mut Spin, now: &mut Instant, gap: Duration) -> bool {
         spin.worked(*now);
         spin.again(*now, false);

@@ -296,7 +296,7 @@ fn send_away(worker: &Worker, guest: &Guest) {
     assert!(worker.mailbox().order(Order::SendAway(guest.index, to)).is_ok());
 }
 
-/// How a worker learns that there is work for a guest.
+/// The way in which a worker learns that there is work for a guest.
 #[derive(Clone, Copy, Debug)]
 enum Told {
     /// The guest kicks.
@@ -475,7 +475,7 @@ fn the_guests_of_a_worker_that_retires_go_to_another_one() {
     other.look();
     other.settle();
     assert_eq!(one.answered(), 3);
-    // Where no other worker is left, they are disconnected.
+    // If no other worker is left, they are disconnected.
     other.retire(Errno::BADF);
     assert_eq!(bench.guests.iter().filter_map(|guest| guest.link.worker()).count(), 0);
     assert_eq!((bench.worker.guests(), other.guests()), (0, 0));

@@ -30,7 +30,7 @@ const OUTBOUND: u32 = 2;
 
 /// A frame that was captured.
 pub struct Frame<'a> {
-    /// When, in nanoseconds since 1970.
+    /// The time of the frame, in nanoseconds since 1970.
     pub time: u64,
     /// Whether it leaves the interface.
     pub leaves: bool,

@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 const BEGIN: &str = "\x1b[?1049h\x1b[?25l";
 /// Shows the cursor, and ends the other screen.
 const END: &str = "\x1b[?25h\x1b[?1049l";
-/// What a terminal sends for Ctrl-C when it makes no signal of that.
+/// The byte that a terminal sends for Ctrl-C if it makes no signal of that.
 const CTRL_C: u8 = 3;
 
 /// The keys that the user types, and signals.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happened between two reports, as lines of text.
+//! The changes between two reports, as lines of text.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
