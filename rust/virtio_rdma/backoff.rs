@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! When a device that has failed is tried again: at once, then after 1, 2, 4 … 60 s.
+//! The times at which a device that has failed is tried again: at once, then after 1, 2, 4 … 60 s.
 
 #![deny(unsafe_code)]
 
@@ -22,7 +22,7 @@ pub(crate) struct Backoff {
     attempts: u32,
     /// The last delay, in seconds.
     delay: u32,
-    /// Since when the device works.
+    /// The time since which the device works.
     works: Option<Instant<Monotonic>>,
 }
 

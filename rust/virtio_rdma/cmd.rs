@@ -63,9 +63,9 @@ pub(crate) trait Command {
     const OPCODE: u32;
     /// The name that the specification has for it.
     const NAME: &'static str;
-    /// What follows the opcode.
+    /// The part of a command that follows the opcode.
     type Request: AsBytes;
-    /// What follows the status, if that is OK.
+    /// The part of a reply that follows the status, if that is OK.
     type Reply: FromBytes + AsBytes + Zeroable;
 }
 
@@ -190,7 +190,7 @@ commands! {
         (bindings::virtio_rdma_cmd_dealloc_xrcd) -> Nothing;
 }
 
-/// How many commands may be under way at a time, if the ring has room for them.
+/// The most commands that may be under way at a time, if the ring has room for them.
 const MAX_SLOTS: u32 = 16;
 
 /// Descriptors of a command: the request and the reply.
@@ -202,22 +202,22 @@ fn timeout() -> Duration {
     Duration::from_secs(seconds.max(1).into())
 }
 
-/// How long a caller looks for its reply before it sleeps. A device that is awake replies within
-/// microseconds, and one that was asleep mostly within this time; to fall asleep and be woken by an
-/// interrupt takes as long where the processors of the host have other work too.
+/// The time that a caller looks for its reply before it sleeps. A device that is awake replies
+/// within microseconds, and a device that was asleep mostly within this time; to fall asleep and be
+/// woken by an interrupt takes as long if the processors of the host have other work too.
 const POLL: Delta = Delta::from_micros(200);
 
 /// After so many callers in a row that looked in vain, only one of so many callers looks.
 const PATIENCE: u32 = 16;
 
-/// How often a waiting caller looks whether the queue is broken: a transport that vanishes breaks it and gives no
-/// notice.
+/// The interval at which a waiting caller looks whether the queue is broken: a transport that
+/// vanishes breaks it and gives no notice.
 const LIVENESS: Duration = Duration::from_secs(1);
 
-/// How long a command waits whose memory cannot be mapped, before it is tried once more.
+/// The time that a command waits whose memory cannot be mapped, before it is tried once more.
 pub(crate) const UNMAPPED: Delta = Delta::from_millis(10);
 
-/// After how long such a command fails.
+/// The time after which such a command fails.
 const MAPPING: Delta = Delta::from_secs(5);
 
 /// A status of a reply, annex A of the specification: its name, and the error that callers get.
@@ -257,7 +257,7 @@ statuses! {
     EXISTS => Err(EEXIST),
 }
 
-/// Where a slot is in the life of a command.
+/// The state of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// The caller owns the memory.
@@ -305,7 +305,7 @@ pub(crate) struct ControlQueue {
     freed: CondVar,
 }
 
-/// Why a command has no reply: the device has failed.
+/// The reason why a command has no reply: the device has failed.
 pub(crate) enum Failed {
     /// The transport broke the queue: the device was taken away, or the machine goes down.
     Broken,

@@ -61,7 +61,7 @@ const MAX_FLAT_MR_SIZE: u64 = 2 << 30;
 /// The largest MR, in bytes, whose pages a command can count.
 const MAX_MR_SIZE: u64 = (u32::MAX as u64) << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 
-/// What a virtqueue is used for, chapters 2 and 13.1 of the specification.
+/// The use of a virtqueue, chapters 2 and 13.1 of the specification.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     /// Commands.
@@ -80,7 +80,7 @@ pub(crate) enum Role {
     Events,
 }
 
-/// How many multicast groups there can be, and how many QPs can attach to them.
+/// The limits of multicast groups and of the QPs that attach to them.
 pub(crate) struct McastLimits {
     /// Number of groups.
     pub(crate) max_grp: u32,

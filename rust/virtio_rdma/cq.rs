@@ -44,7 +44,7 @@ use kernel::{
     },
 };
 
-/// Where completions come from.
+/// The source of completions.
 enum Queue {
     /// A virtqueue.
     Virtqueue(virtqueue::CompletionQueue),
@@ -54,7 +54,7 @@ enum Queue {
     Program,
 }
 
-/// How many events the program that polls a CQ has asked for and not got yet.
+/// The number of events that the program that polls a CQ has asked for and not got yet.
 ///
 /// The core keeps events until the program reads them, however many there are, so the device may raise
 /// no more than were asked for. A program counts its arming words up by one each time.
@@ -84,14 +84,14 @@ impl Asked {
     }
 }
 
-/// What the lock of a CQ protects.
+/// The part of a CQ that its lock protects.
 struct State {
     queue: Queue,
     /// The memory of the ring, if it is one.
     region: Option<Region>,
-    /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
+    /// The notifications that the consumer asked for and has not got, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
-    /// What a program that polls asked to be notified of.
+    /// The events that a program that polls asked for.
     asked: Asked,
     /// Whether the consumer knows that the CQ is in error.
     reported: bool,
@@ -257,7 +257,7 @@ impl State {
     }
 }
 
-/// What a new CQ consists of.
+/// The parts of a new CQ.
 struct Parts {
     cqn: u32,
     cqe: u32,
@@ -493,7 +493,7 @@ impl ib::CompletionQueue<Hca> for Cq {
         if state.is_broken() {
             hca.fail("a completion queue broke");
         }
-        // Until then the device may write to the memory of the work requests.
+        // The device may write to the memory of the work requests until it is stopped.
         if hca.is_broken() && hca.is_stopped() {
             hca.objects().qps.for_each(|qp| qp.flush(self.cqn, wcs, qp));
         }

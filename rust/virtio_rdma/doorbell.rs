@@ -32,7 +32,7 @@ use kernel::{
     sync::rcu, //
 };
 
-/// Which ring of a QP a doorbell is for.
+/// The ring of a QP that a doorbell is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ring {
     /// The send ring.

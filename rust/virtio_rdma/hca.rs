@@ -76,7 +76,7 @@ use kernel::{
     workqueue::Work,
 };
 
-/// Where a virtqueue is.
+/// The place of a virtqueue.
 enum Place {
     /// The queue is not for objects.
     Fixed,
@@ -102,7 +102,7 @@ impl Place {
     }
 }
 
-/// Who is to take a device that has failed into service again.
+/// An object that takes a device that has failed into service again.
 pub(crate) trait Recover: Send + Sync {
     /// Called when the device has failed. May sleep, but must not wait for the device's work items.
     fn recover(self: Arc<Self>);
@@ -118,14 +118,14 @@ struct Consumers {
     pds: u32,
     /// The PDs in which consumers in the kernel have had QPs.
     with_qps: u32,
-    /// Who is told when `with_qps` becomes 0.
+    /// The object that is told when `with_qps` becomes 0.
     waiter: Option<Arc<dyn Recover>>,
 }
 
 /// Takes a virtqueue of an object back, with its index.
 pub(crate) type Park<'a> = dyn FnMut((u32, Queue)) + 'a;
 
-/// What is known only when the device has its queues.
+/// The properties that are known only when the device has its queues.
 struct Attached {
     dma: dma::Device,
     max_qp_wr: u32,
@@ -167,7 +167,7 @@ pub(crate) struct Hca {
     quarantine: Quarantine,
     #[pin]
     lists: ListCache,
-    /// Who is told once that the device has failed.
+    /// The object that is told once that the device has failed.
     #[pin]
     recovery: IrqSpinLock<Option<Arc<dyn Recover>>>,
     #[pin]
@@ -427,7 +427,7 @@ impl Hca {
         self.attend_unmapped();
     }
 
-    /// Has the requests for notification whose memory could not be mapped sent soon. Any context.
+    /// Schedules the requests for notification whose memory could not be mapped. Any context.
     fn attend_unmapped(self: &Arc<Self>) {
         if self.control.has_unmapped() {
             self.attend();

@@ -143,7 +143,7 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     const NAME: &'static CStr;
     /// The version of the ABI between this driver and its user-space provider.
     const UVERBS_ABI_VERSION: u32;
-    /// What the driver adds to the attributes of uverbs.
+    /// The definitions that the driver adds to the attributes of uverbs.
     const UAPI: UapiDefinitions;
     /// The counters of a port.
     const STATS: &'static [StatDesc];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the device tells the driver, brought to the objects that it concerns:
-//! interrupts, asynchronous events (chapter 9 of the specification), and that it
-//! has failed or was reset.
+//! The messages of the device, which are brought to the objects that they concern: interrupts,
+//! asynchronous events (chapter 9 of the specification), and the news that the device has failed or
+//! was reset.
 
 #![deny(unsafe_code)]
 
@@ -107,7 +107,7 @@ fn close_objects(hca: &Hca) {
     });
 }
 
-/// What an event concerns, and what the kernel calls it.
+/// The object that an event concerns, and the kernel's type of the event.
 enum Target {
     /// A CQ.
     Cq(EventType),
@@ -174,7 +174,7 @@ fn report(hca: &Arc<Hca>, event: &wire::Event) {
         Some(Target::Srq(kind)) => objects
             .srqs
             .with(handle, |srq| srq.report_expected(kind, srq)),
-        // Where the transport cannot ask for a reset, the device says by this event that it cannot go on.
+        // If the transport cannot ask for a reset, this event says that the device cannot go on.
         Some(Target::Port(EventType::DeviceFatal)) => {
             hca.fail("it says that it has failed");
             Some(())

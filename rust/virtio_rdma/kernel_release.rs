@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What differs between the releases of Linux that the driver builds for.
+//! The differences between the releases of Linux that the driver builds for.
 //!
 //! Other modules use what is here and do not know the release. Kbuild passes
 //! `--cfg virtio_rdma_linux_X_Y` for each release X.Y that changed an interface

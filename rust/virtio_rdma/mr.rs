@@ -74,7 +74,7 @@ pub(crate) struct Mr {
     fast: Option<FastReg>,
 }
 
-/// What an MR of a program covers: memory of its own, or of a dma-buf.
+/// The memory that an MR of a program covers: memory of its own, or of a dma-buf.
 struct User {
     memory: ib::UserMemory,
     region: Region,

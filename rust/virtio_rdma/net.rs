@@ -83,7 +83,7 @@ impl NetDevice {
     }
 }
 
-/// What happened to a network interface.
+/// A change of a network interface.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The interface was registered, came up, or has another address.

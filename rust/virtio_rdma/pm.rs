@@ -101,15 +101,15 @@ use kernel::{
     },
 };
 
-/// How long a consumer in the kernel may take to destroy its PD after the RDMA device was unregistered. Those that do it
-/// in a work item need milliseconds.
+/// The time that a consumer in the kernel may take to destroy its PD after the RDMA device was
+/// unregistered. A consumer that does it in a work item needs milliseconds.
 const LATE: Duration = Duration::from_secs(10);
 
-/// How long a work item waits that did not get the lock of the device, in milliseconds.
+/// The time in milliseconds that a work item waits that did not get the lock of the device.
 const LOCKED: time::Msecs = 100;
 
-/// How long a reset of the device's function takes at most, in milliseconds. The PCI core waits for up to 60 s for a
-/// function to answer (`PCIE_RESET_READY_POLL_MS`).
+/// The longest time of a reset of the device's function, in milliseconds. The PCI core waits for up
+/// to 60 s for a function to answer (`PCIE_RESET_READY_POLL_MS`).
 const PAUSE: time::Msecs = 70_000;
 
 /// An RDMA device that is registered, and paired with a network interface.
@@ -189,7 +189,8 @@ struct State {
     active: Option<Active>,
     /// The name of the RDMA device before, while there is no [`State::active`].
     name: Option<CString>,
-    /// Since when consumers in the kernel can let go of [`State::active`], which was retired: tasks run.
+    /// The time since which consumers in the kernel can let go of [`State::active`], which was
+    /// retired: tasks run.
     waits_since: Option<Instant<Monotonic>>,
     /// The device whose RDMA device is to be registered.
     renewed: Option<(Arc<Hca>, dma::Device)>,
@@ -230,14 +231,14 @@ pub(crate) struct Service {
     expire: DelayedWork<Service, EXPIRE>,
 }
 
-/// When a device that has failed is reset.
+/// The state of the resets of a device that has failed.
 struct Recovery {
     backoff: Backoff,
     /// The device is being unbound, and is not taken into service again.
     ended: bool,
     /// The device was unbound: it is not reset any more.
     finished: bool,
-    /// Since when the device's function is being reset, and nobody else touches it.
+    /// The time since which the device's function is being reset, and nobody else touches it.
     paused: Option<Instant<Monotonic>>,
 }
 
@@ -556,7 +557,7 @@ fn recovers() -> bool {
 }
 
 impl Recover for Service {
-    /// Has the device reset, at once: until then its consumers wait.
+    /// Queues the reset of the device at once: its consumers wait for that reset.
     fn recover(self: Arc<Self>) {
         let recovery = self.recovery.lock();
         if !recovery.finished {

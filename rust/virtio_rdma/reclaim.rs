@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What lets a device that has failed come back while memory is short.
+//! The means by which a device that has failed comes back while memory is short.
 //!
 //! The dirty pages that are to be written back may lie behind the device: its
 //! consumers have file systems on NVMe over Fabrics or iSER. So the work items that

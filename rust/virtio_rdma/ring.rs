@@ -72,7 +72,8 @@ pub(crate) fn recv_entry_size(max_sge: u32) -> u32 {
     size_of::<wire::RqWqe>() as u32 + max_sge * size_of::<wire::Sge>() as u32
 }
 
-/// Where a send or receive ring lies in the region of its QP, or the ring of an SRQ in its own.
+/// The place of a send or receive ring in the region of its QP, or of the ring of an SRQ in its own
+/// region.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     /// Number of entries, a power of two, or 0 if there is no such ring.

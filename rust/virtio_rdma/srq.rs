@@ -115,8 +115,8 @@ impl Queue {
     }
 }
 
-/// Which events the device may still raise. The core keeps the events of a program until the program reads them, so
-/// the driver passes on no more than the program can expect.
+/// The events that the device may still raise. The core keeps the events of a program until the
+/// program reads them, so the driver passes on no more than the program can expect.
 #[derive(Default)]
 struct Expected {
     /// The limit was set, and not reached since.
@@ -208,7 +208,7 @@ fn create(
     Ok((srqn, region))
 }
 
-/// What a new SRQ consists of.
+/// The parts of a new SRQ.
 struct Parts {
     srqn: u32,
     max_wr: u32,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a virtio device is taken into service: when it is bound, when the machine has
-//! slept, and when the device has failed.
+//! The steps that take a virtio device into service: when it is bound, when the machine has slept,
+//! and when the device has failed.
 
 #![deny(unsafe_code)]
 

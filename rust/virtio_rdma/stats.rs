@@ -85,7 +85,7 @@ counters! {
     StaleEvent: c"stale_events", "";
 }
 
-/// What the threads on one CPU have counted.
+/// The counts of the threads on one CPU.
 #[repr(align(64))]
 struct Share([Atomic<u64>; DESCRIPTIONS.len()]);
 

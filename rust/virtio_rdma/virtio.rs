@@ -653,7 +653,7 @@ impl Device<device::Core<'_>> {
     }
 }
 
-/// What a driver wants of a queue.
+/// The properties that a driver wants of a queue.
 pub(crate) struct QueueSpec {
     /// The name, for interrupts in /proc/interrupts.
     pub(crate) name: &'static CStr,
@@ -749,7 +749,7 @@ impl Reset<'_> {
     }
 }
 
-/// What a device says of itself, as long as this exists: it counts as one of the queues.
+/// The status of a device, as long as this exists: it counts as one of the queues.
 pub(crate) struct Status(Arc<Found>);
 
 impl Status {

@@ -189,7 +189,7 @@ unsafe impl AsBytes for Nothing {}
 // SAFETY: The structure has no bytes.
 unsafe impl FromBytes for Nothing {}
 
-/// What REG_MR gives to a region.
+/// The properties that REG_MR gives to a region.
 #[derive(Clone, Copy)]
 pub(crate) struct Registration {
     /// The device's number of the region.
@@ -210,7 +210,7 @@ pub(crate) struct Registration {
     pub(crate) page_shift: u8,
 }
 
-/// What a send work request does, by its opcode.
+/// The part of a send work request that its opcode decides.
 pub(crate) enum WrBody {
     /// RDMA READ and RDMA WRITE.
     Rdma {
@@ -223,9 +223,9 @@ pub(crate) enum WrBody {
     Atomic {
         /// The address of the 8 bytes there.
         remote_addr: u64,
-        /// What to compare with, or to add.
+        /// The value to compare with, or to add.
         compare_add: u64,
-        /// What to write if the comparison is true.
+        /// The value to write if the comparison is true.
         swap: u64,
         /// The key of the memory there.
         rkey: u32,
@@ -236,7 +236,7 @@ pub(crate) enum WrBody {
         remote_qpn: u32,
         /// The Q_Key of that QP.
         remote_qkey: u32,
-        /// Where it is.
+        /// The address vector of that QP.
         av: Av,
     },
     /// A fast registration.

@@ -40,12 +40,12 @@ pub(crate) fn recv_slot_size(max_sge: u32) -> usize {
     size_of::<wire::RqWqe>() + max_sge as usize * SGE_SIZE
 }
 
-/// What the driver keeps of an outstanding work request.
+/// The record of an outstanding work request in the driver.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     /// The `wr_id` of the consumer.
     pub(crate) wr_id: u64,
-    /// What it does, as its completion says.
+    /// The operation, as its completion names it.
     pub(crate) opcode: ib::WcOpcode,
     /// The bytes that a receive work request has room for; 0 for a send.
     pub(crate) length: u64,
@@ -77,7 +77,7 @@ impl Payload<'_> {
     }
 }
 
-/// How work requests reach the device.
+/// The way of work requests to the device.
 pub(crate) enum Transport {
     /// Through a virtqueue.
     Virtqueue(Lease),

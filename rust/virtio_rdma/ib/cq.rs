@@ -30,7 +30,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// What a CQ is created with.
+/// The attributes that a CQ is created with.
 pub(crate) struct CqInitAttr<'a> {
     /// Number of entries.
     pub(crate) cqe: u32,

@@ -56,7 +56,7 @@ pub(crate) struct Handles<D: Driver> {
     pub(crate) qps: Table<Qp<D>>,
     /// The shared receive queues.
     pub(crate) srqs: Table<Srq<D>>,
-    /// What the completions that the kernel polls for programs point to.
+    /// The stand-ins to which completions point that the kernel polls for programs.
     pub(super) stand_ins: StandIns,
     pub(super) device: Table<Device<D>>,
 }

@@ -7,7 +7,7 @@ use crate::bindings;
 use kernel::prelude::*;
 
 c_enum! {
-    /// What happened, `enum ib_event_type`, as far as devices of this abstraction report it.
+    /// The type of an event, `enum ib_event_type`, as far as devices of this abstraction report it.
     EventType {
         /// A CQ is in error, because it overflowed for example.
         CqErr = ib_event_type_IB_EVENT_CQ_ERR,
@@ -36,7 +36,7 @@ c_enum! {
     }
 }
 
-/// What an event concerns.
+/// The object that an event concerns.
 pub(super) enum Element {
     /// A CQ, QP or SRQ.
     Object(*mut c_void),

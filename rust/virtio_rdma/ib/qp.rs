@@ -102,7 +102,7 @@ pub(crate) fn modify_is_ok(current: QpState, next: QpState, qp_type: QpType, mas
     unsafe { bindings::ib_modify_qp_is_ok(current.into(), next.into(), qp_type.into(), mask) }
 }
 
-/// What a QP is created with.
+/// The attributes that a QP is created with.
 pub(crate) struct QpInitAttr<'a, D: Driver> {
     /// The type.
     pub(crate) qp_type: QpType,

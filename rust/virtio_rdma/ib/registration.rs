@@ -86,7 +86,7 @@ impl Drop for Namespace {
     }
 }
 
-/// What a device is created with.
+/// The attributes that a device is registered with.
 pub(crate) struct Config<'a> {
     /// The network namespace in which the device is, if namespaces are in exclusive mode; `None` for the initial one.
     pub(crate) namespace: Option<Namespace>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the driver adds to the objects that `rdma resource show` lists.
+//! The details that the driver adds to the objects that `rdma resource show` lists.
 //!
 //! C header: [`include/rdma/restrack.h`](srctree/include/rdma/restrack.h)
 

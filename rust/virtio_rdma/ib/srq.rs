@@ -52,7 +52,7 @@ c_enum! {
     }
 }
 
-/// What an SRQ is created with.
+/// The attributes that an SRQ is created with.
 pub(crate) struct SrqInitAttr<'a, D: Driver> {
     /// The type.
     pub(crate) srq_type: SrqType,

@@ -27,7 +27,7 @@ impl StatDesc {
     }
 }
 
-/// How long the core may show a value without asking again, in milliseconds.
+/// The time in milliseconds for which the core may show a value without asking again.
 const LIFESPAN_MS: c_ulong = 10;
 
 /// The operation `alloc_hw_port_stats`.

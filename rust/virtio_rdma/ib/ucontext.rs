@@ -17,7 +17,7 @@ use kernel::{
 
 /// The context of a program that has opened the device.
 pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
-    /// What a provider is told of a context.
+    /// The description of a context for its provider.
     type Description: AsBytes;
 
     /// The attribute of `UVERBS_METHOD_QUERY_CONTEXT` that takes the [`Description`](Self::Description).

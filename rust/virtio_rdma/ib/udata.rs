@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a program sends to the driver beside the attributes of a verb, and what it gets back.
+//! The data that a program sends to the driver beside the attributes of a verb, and the answer.
 
 use crate::bindings;
 use core::{
@@ -16,7 +16,7 @@ use kernel::{
     },
 };
 
-/// What a program sent to the driver, and the way back to it: `struct ib_udata`.
+/// The data that a program sent to the driver, and the way back to it: `struct ib_udata`.
 pub(crate) struct Udata<'a> {
     raw: NonNull<bindings::ib_udata>,
     _lifetime: PhantomData<&'a ()>,

@@ -17,7 +17,7 @@ use core::{
 use kernel::prelude::*;
 
 c_enum! {
-    /// What a work request did that is completed, `enum ib_wc_opcode`.
+    /// The operation of a work request that is completed, `enum ib_wc_opcode`.
     #[derive(Default)]
     WcOpcode {
         /// SEND, of any kind.
@@ -51,7 +51,7 @@ pub(crate) struct Wc {
     pub(crate) wr_id: u64,
     /// `enum ib_wc_status`.
     pub(crate) status: u32,
-    /// What the work request did.
+    /// The operation of the work request.
     pub(crate) opcode: WcOpcode,
     /// A number that says more about an error.
     pub(crate) vendor_err: u32,
@@ -124,7 +124,7 @@ impl StandIns {
 pub(crate) struct Wcs<'a> {
     slots: &'a mut [MaybeUninit<bindings::ib_wc>],
     filled: usize,
-    /// What they point to in the place of QPs, if they are for a program.
+    /// The stand-ins for QPs to which the completions point, if they are for a program.
     stand_ins: Option<&'a StandIns>,
 }
 

@@ -44,7 +44,7 @@ pub(super) unsafe fn finish_post<W>(
 }
 
 c_enum! {
-    /// What a send work request is to do, `enum ib_wr_opcode`, as far as this abstraction knows it.
+    /// The opcode of a send work request, `enum ib_wr_opcode`, as far as this abstraction knows it.
     WrOpcode {
         /// RDMA WRITE.
         RdmaWrite = ib_wr_opcode_IB_WR_RDMA_WRITE,
@@ -101,9 +101,9 @@ pub(crate) struct Rdma {
 pub(crate) struct Atomic {
     /// The address of the 8 bytes there.
     pub(crate) remote_addr: u64,
-    /// What to compare with, or to add.
+    /// The value to compare with, or to add.
     pub(crate) compare_add: u64,
-    /// What to write if the comparison is true.
+    /// The value to write if the comparison is true.
     pub(crate) swap: u64,
     /// The key of the memory there.
     pub(crate) rkey: u32,
@@ -280,7 +280,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 }
 
-/// Whose work requests a QP gets.
+/// The side that posts the work requests of a QP.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Poster {
     /// A consumer in the kernel, which owns the memory that it names by addresses of the kernel.
@@ -410,7 +410,7 @@ impl<'a> RecvWr<'a> {
 /// The queue that receive work requests are posted to.
 #[derive(Clone, Copy)]
 pub(super) enum RecvQueue {
-    /// That of a QP.
+    /// The receive queue of a QP.
     Qp(*const bindings::ib_qp),
     /// An SRQ, and its number.
     Srq(*const bindings::ib_srq, u32),

@@ -150,7 +150,7 @@ pub(super) fn cq_number(cq: &ib::Cq<Hca>) -> u32 {
     ib::CompletionQueue::number(&**cq)
 }
 
-/// What a new QP consists of.
+/// The parts of a new QP.
 pub(super) struct Parts {
     /// The number of the QP.
     pub(super) qpn: u32,
