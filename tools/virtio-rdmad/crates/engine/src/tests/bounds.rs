@@ -27,16 +27,16 @@ fn guest() -> Guest {
     let (fabric, clock) = fabric();
     let limits = Limits { gid_table: 4, comp_vectors: VECTORS, ..Limits::default() };
     let (memory, regions) = (160 << 20, 64 << 20);
-    let setup = Setup {
-        limits,
+    let sizes = Sizes {
         memory,
         depth: 16,
         stride: 512,
         regions,
         region_len: 0x5000,
         region_count: (memory - regions) / 0x5000,
-        ..Setup::default()
+        ..Sizes::default()
     };
+    let setup = Setup { limits, sizes, ..Setup::default() };
     Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup)
 }
 

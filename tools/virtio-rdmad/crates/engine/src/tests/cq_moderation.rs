@@ -20,13 +20,6 @@ const SOLICITED: u32 = VIRTIO_RDMA_NOTIFY_SOLICITED;
 const PERIOD: u16 = 1000;
 const AFTERWARDS: Duration = Duration::from_millis(1);
 
-impl Guest {
-    fn modify_cq(&mut self, cqn: u32, cq_count: u16, cq_period: u16) -> Result<(), u32> {
-        let request = virtio_rdma_cmd_modify_cq { cqn, cq_count, cq_period };
-        self.command(VIRTIO_RDMA_CMD_MODIFY_CQ, &request)
-    }
-}
-
 /// Makes a connected pair. The CQ of B is armed, and holds its event back until it has 4 completions.
 fn moderated() -> Pair {
     let mut pair = Pair::new();

@@ -376,7 +376,7 @@ fn programs_register_nothing() {
         request.flags = 0;
         let reply: virtio_rdma_rsp_create_qp =
             pair.b.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request).unwrap();
-        pair.b.qp_rings.insert(reply.qpn, QpRings { region, producers: [0; 2] });
+        pair.b.qp_rings.insert(reply.qpn, QpRings::new(region, [request.sq, request.rq]));
         pair.b.connect(reply.qpn, pair.a.gid, a.qpn);
         let reg = pair.b.registration(mr.rkey, ALL, IOVA, LEN, &PAGES);
         pair.b.post_send(reply.qpn, &Send::reg_mr(1, reg));

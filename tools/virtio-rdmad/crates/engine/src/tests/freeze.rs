@@ -177,7 +177,7 @@ fn check_moves(pair: &mut Pair, before: &[u8]) {
     let old = pair.b.move_memory();
     assert!(pair.b.device.is_frozen());
     check_is_untouched(pair, before);
-    let mut bytes = vec![0; pair.b.setup.memory as usize];
+    let mut bytes = vec![0; pair.b.sizes.memory as usize];
     old.read(0, &mut bytes).unwrap();
     assert!(bytes == before[..bytes.len()], "the memory of before has changed");
     old.write(0, &vec![0xee; bytes.len()]).unwrap();
@@ -630,8 +630,8 @@ pub fn rings_that_are_lost_in_a_freeze_end_their_qps() {
         let before = freeze(&pair.b);
         post(&mut pair, 1, RDMA_WRITE, 100);
         check_is_untouched(&pair, &before);
-        let less = GuestMemory::anonymous(&[(0, pair.b.setup.regions)]).unwrap();
-        less.write(0, &before[..pair.b.setup.regions as usize]).unwrap();
+        let less = GuestMemory::anonymous(&[(0, pair.b.sizes.regions)]).unwrap();
+        less.write(0, &before[..pair.b.sizes.regions as usize]).unwrap();
         pair.b.device.begin_memory(&less);
         pair.b.end_change();
         pair.b.device.thaw();

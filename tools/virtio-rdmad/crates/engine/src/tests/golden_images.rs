@@ -38,15 +38,9 @@ const LONG: usize = 10 << 10;
 
 fn setup() -> Setup {
     let limits = Limits { ring_qp: 9, ..limits() };
-    Setup {
-        limits,
-        region_count: 20,
-        depth: 16,
-        stride: 256,
-        sges: 8,
-        inline: 64,
-        ..Setup::default()
-    }
+    let sizes =
+        Sizes { region_count: 20, depth: 16, stride: 256, sges: 8, inline: 64, ..Sizes::default() };
+    Setup { limits, sizes, ..Setup::default() }
 }
 
 fn path() -> PathBuf {

@@ -369,8 +369,7 @@ fn time_of_save_and_load() {
     with_rings(|| {
         let (network, clock) = fabric();
         let limits = Limits { ring_qp: QPS + 2, max_mr: MRS, max_extents: 1 << 20, ..limits() };
-        let setup = Setup {
-            limits,
+        let sizes = Sizes {
             memory: 64 << 20,
             depth: 16,
             stride: 256,
@@ -379,8 +378,9 @@ fn time_of_save_and_load() {
             regions: 32 << 20,
             region_len: 0x3000,
             region_count: u64::from(QPS) + 4,
-            ..Setup::default()
+            ..Sizes::default()
         };
+        let setup = Setup { limits, sizes, ..Setup::default() };
         let mut guest = Guest::with_setup(&network, &clock, 1, Arc::new(NoWake), setup);
         let (pdn, cqn) = (guest.create_pd(), guest.create_cq(64));
         let mut qpns = Vec::new();

@@ -106,7 +106,8 @@ fn a_datagram_to_a_large_group_takes_turns() {
         max_mcast_attach: QPS.into(),
         ..limits()
     };
-    let setup = Setup { limits, region_count: u64::from(QPS) + 4, ..Setup::default() };
+    let sizes = Sizes { region_count: u64::from(QPS) + 4, ..Sizes::default() };
+    let setup = Setup { limits, sizes, ..Setup::default() };
     let guest =
         |number| Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup.clone());
     let mut sender = with_rings(|| guest(1));

@@ -66,7 +66,8 @@ fn pair(memory: u64) -> Pair {
     let (fabric, clock) = fabric();
     let mut a = Guest::new(&fabric, &clock, 1);
     let limits = Limits { max_extents: 4096, ..limits() };
-    let setup = Setup { limits, memory, ..Setup::default() };
+    let sizes = Sizes { memory, ..Sizes::default() };
+    let setup = Setup { limits, sizes, ..Setup::default() };
     let mut b = Guest::with_setup(&fabric, &clock, 2, Arc::new(NoWake), setup);
     let kind = VIRTIO_RDMA_QPT_RC;
     let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];

@@ -23,8 +23,7 @@ const DEPTH: u32 = 64;
 
 fn setup(qps: u16) -> Setup {
     let limits = Limits { gid_table: 4, comp_vectors: VECTORS, ..Limits::default() };
-    Setup {
-        limits,
+    let sizes = Sizes {
         memory: 128 << 20,
         depth: DEPTH,
         stride: 128,
@@ -33,8 +32,9 @@ fn setup(qps: u16) -> Setup {
         regions: 64 << 20,
         region_len: 0x5000,
         region_count: u64::from(qps) + 1,
-        ..Setup::default()
-    }
+        ..Sizes::default()
+    };
+    Setup { limits, sizes, ..Setup::default() }
 }
 
 /// The way to the other fabric, which takes in each train at once.

@@ -509,7 +509,7 @@ fn requests_for_rings_are_checked() {
         let (fabric, clock) = fabric();
         let mut guest = Guest::new(&fabric, &clock, 1);
         let invalid = VIRTIO_RDMA_STATUS_INVAL;
-        let region = guest.setup.regions;
+        let region = guest.sizes.regions;
         let cq = guest.cq_ring_request(region, 64);
         let mut create_cq = |change: &dyn Fn(&mut virtio_rdma_cmd_create_ring_cq)| {
             let mut request = cq;
@@ -596,7 +596,7 @@ fn scribble(guest: &Guest, random: &mut Random, region: u64) {
     let at = match random.below(3) {
         0 => random.below(16) * 4,
         1 => random.below(64) * 4,
-        _ => random.below(guest.setup.region_len / 4) * 4,
+        _ => random.below(guest.sizes.region_len / 4) * 4,
     };
     let word = match random.below(3) {
         0 => random.next() as u32,
@@ -776,8 +776,7 @@ fn sixteen_thousand_qps() {
         let (fabric, clock) = fabric();
         let limits = Limits { gid_table: 4, comp_vectors: VECTORS, ..Limits::default() };
         let count = u32::from(limits.ring_qp) - 1;
-        let setup = Setup {
-            limits,
+        let sizes = Sizes {
             memory: 256 << 20,
             depth: 16,
             stride: 64,
@@ -786,8 +785,9 @@ fn sixteen_thousand_qps() {
             regions: 64 << 20,
             region_len: 0x1000,
             region_count: 2 * u64::from(count) + 1,
-            ..Setup::default()
+            ..Sizes::default()
         };
+        let setup = Setup { limits, sizes, ..Setup::default() };
         let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
         let pdn = guest.create_pd();
         let key = guest.reg_mr(pdn, DATA, 1 << 20, ALL).lkey;

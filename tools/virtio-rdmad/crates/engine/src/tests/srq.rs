@@ -34,7 +34,8 @@ impl Bench {
     fn large(count: usize) -> Self {
         let (fabric, clock) = fabric();
         let limits = Limits { ring_qp: count as u16 + 2, ..limits() };
-        let setup = Setup { limits, region_count: count as u64 + 4, ..Setup::default() };
+        let sizes = Sizes { region_count: count as u64 + 4, ..Sizes::default() };
+        let setup = Setup { limits, sizes, ..Setup::default() };
         let guest =
             |number| Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup.clone());
         let (mut a, mut b) = with_rings(|| (guest(1), guest(2)));
@@ -581,7 +582,8 @@ fn a_ring_that_is_too_small_changes_nothing() {
             assert_eq!(bench.received().unwrap().0, wr_id);
         }
         let none = Err(VIRTIO_RDMA_STATUS_NO_OBJECT);
-        bench.pair.b.srq_rings.insert(3, SrqRing { region: 0, producer: 0, depth: 0 });
+        let ring = bench.pair.b.srq_rings[&srqn].clone();
+        bench.pair.b.srq_rings.insert(3, ring);
         assert_eq!(bench.pair.b.resize_srq(3, 4), none);
     });
 }

@@ -219,7 +219,7 @@ fn moves_under_traffic() {
         assert!(b.all_bytes() == found, "memory changes while it is copied");
         b.device.thaw();
         b.device.run(64);
-        let mut bytes = vec![0; b.setup.memory as usize];
+        let mut bytes = vec![0; b.sizes.memory as usize];
         old.read(0, &mut bytes).unwrap();
         assert!(bytes == found[..bytes.len()], "the memory of before is written");
     }

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use abi::*;
+use testkit::command::create_xrc_tgt;
 use zerocopy::FromZeros;
 
 use super::cable::{cable, over_a_cable, Faults};
@@ -438,7 +439,7 @@ fn commands_are_checked() {
         let guest = &mut bench.pair.b;
         let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
         let mut create = |change: &dyn Fn(&mut virtio_rdma_cmd_create_ring_qp)| {
-            let mut request = Guest::xrc_tgt_request(xrcdn);
+            let mut request = create_xrc_tgt(xrcdn);
             change(&mut request);
             let reply: Result<virtio_rdma_rsp_create_qp, u32> =
                 guest.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request);

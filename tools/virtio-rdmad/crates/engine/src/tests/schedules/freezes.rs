@@ -8,7 +8,7 @@ use super::dice::Dice;
 use super::hosts::Hosts;
 use super::model::Verdict;
 use super::plan::{Freeze, GuestPlan};
-use crate::tests::driver::pages_in_use;
+use crate::tests::driver::{pages_in_use, OfEngine};
 
 /// The freezes that are to come, and the guests that are frozen.
 pub struct Freezes {

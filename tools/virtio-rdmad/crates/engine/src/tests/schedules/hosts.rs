@@ -42,9 +42,7 @@ fn setup() -> Setup {
         max_rd_atomic: 16,
         ..limits()
     };
-    Setup {
-        limits,
-        adds_gid: false,
+    let sizes = Sizes {
         memory: DATA + MEMORY,
         depth: 32,
         stride: 256,
@@ -52,8 +50,9 @@ fn setup() -> Setup {
         inline: 64,
         region_len: 0x5000,
         region_count: 24,
-        ..Setup::default()
-    }
+        ..Sizes::default()
+    };
+    Setup { limits, adds_gid: false, sizes, ..Setup::default() }
 }
 
 /// A way out on which all is lost.
