@@ -75,7 +75,7 @@ proptest! {
         size in prop::sample::select(vec![8_u16, 16, 64]),
     ) {
         let mut driver = Driver::new(size, event_idx);
-        let mut queue = SplitQueue::new(&driver.memory, driver.layout, 0).unwrap();
+        let mut queue = SplitQueue::new(&driver.memory, driver.queue.layout, 0).unwrap();
         let mut available = VecDeque::new();
         let mut held = Vec::new();
         let mut pushed = VecDeque::new();

@@ -3,12 +3,13 @@
 
 mod driver;
 
-use driver::{Driver, AVAIL, DATA, DESC, END, F_INDIRECT, F_NEXT, F_WRITE, TABLES, USED};
+use driver::{Driver, AVAIL, DATA, DESC, END, TABLES, USED};
 use memory::GuestMemory;
 use ring::{Layout, RingError, SplitQueue, MAX_DESCRIPTORS};
+use testkit::{Memory, F_INDIRECT, F_NEXT, F_WRITE};
 
 fn queue(driver: &Driver) -> SplitQueue {
-    SplitQueue::new(&driver.memory, driver.layout, 0).unwrap()
+    SplitQueue::new(&driver.memory, driver.queue.layout, 0).unwrap()
 }
 
 #[test]
@@ -47,8 +48,8 @@ fn a_request_and_its_reply() {
 fn signals_follow_the_flag() {
     let mut driver = Driver::new(4, false);
     let mut queue = queue(&driver);
-    for (flag, wanted) in [(0, true), (1, false), (0, true)] {
-        driver.set_u16(AVAIL, flag);
+    for (flag, wanted) in [(0_u16, true), (1, false), (0, true)] {
+        driver.memory.put(AVAIL, &flag);
         let head = driver.add(&[(DATA, 8, true)], false).unwrap();
         queue.pop().unwrap().unwrap();
         assert_eq!(queue.signal_needed(), Ok(false));
@@ -77,7 +78,7 @@ fn signals_follow_the_event_index() {
         queue.signal_needed().unwrap()
     };
     assert!(complete(&mut driver, 1));
-    driver.set_u16(used_event, 3);
+    driver.memory.put(used_event, &3_u16);
     assert!(!complete(&mut driver, 2));
     assert!(complete(&mut driver, 1));
     assert!(!complete(&mut driver, 3));
@@ -97,8 +98,8 @@ fn a_queue_goes_on_at_its_position() {
         drop(before);
 
         // The driver's view of the index is no part of it: the memory of the ring may hold anything.
-        driver.set_u16(USED + 2, 77);
-        let mut queue = SplitQueue::at(&driver.memory, driver.layout, position).unwrap();
+        driver.memory.put(USED + 2, &77_u16);
+        let mut queue = SplitQueue::at(&driver.memory, driver.queue.layout, position).unwrap();
         assert_eq!(queue.position(), position);
         assert_eq!(queue.signal_needed(), Ok(true), "nobody has decided on the first buffer");
         queue.push(heads[1], 4).unwrap();
@@ -114,21 +115,21 @@ fn notifications_are_asked_for() {
     let mut driver = Driver::new(4, false);
     let mut queue = queue(&driver);
     queue.disable_notify().unwrap();
-    assert_eq!(driver.get_u16(USED), 1);
+    assert_eq!(driver.memory.get::<u16>(USED), 1);
     assert_eq!(queue.enable_notify(), Ok(false));
-    assert_eq!(driver.get_u16(USED), 0);
+    assert_eq!(driver.memory.get::<u16>(USED), 0);
     driver.add(&[(DATA, 8, true)], false).unwrap();
     assert_eq!(queue.enable_notify(), Ok(true));
 
     let mut driver = Driver::new(4, true);
-    let mut queue = SplitQueue::new(&driver.memory, driver.layout, 0).unwrap();
+    let mut queue = SplitQueue::new(&driver.memory, driver.queue.layout, 0).unwrap();
     let avail_event = USED + 4 + 8 * 4;
     queue.disable_notify().unwrap();
-    assert_eq!(driver.get_u16(avail_event), u16::MAX);
+    assert_eq!(driver.memory.get::<u16>(avail_event), u16::MAX);
     driver.add(&[(DATA, 8, true)], false).unwrap();
     queue.pop().unwrap().unwrap();
     assert_eq!(queue.enable_notify(), Ok(false));
-    assert_eq!(driver.get_u16(avail_event), 1);
+    assert_eq!(driver.memory.get::<u16>(avail_event), 1);
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn memory_that_moves_is_followed() {
     assert!(queue.pop().unwrap().is_some());
 
     let mut moved = Driver::new(4, false);
-    moved.avail_idx = driver.avail_idx;
+    moved.queue.next = driver.queue.next;
     moved.memory.write(DATA, b"new").unwrap();
     moved.add(&[(DATA, 3, false)], false).unwrap();
     queue.set_memory(&moved.memory).unwrap();
@@ -155,7 +156,7 @@ fn memory_that_moves_is_followed() {
 fn bad_layouts_are_refused() {
     let driver = Driver::new(4, false);
     let new = |change: fn(&mut Layout)| {
-        let mut layout = driver.layout;
+        let mut layout = driver.queue.layout;
         change(&mut layout);
         SplitQueue::new(&driver.memory, layout, 0).map(|_| ()).unwrap_err()
     };
@@ -282,13 +283,13 @@ fn the_longest_chain_is_taken() {
 #[test]
 fn four_gigabytes_are_too_many() {
     let driver = Driver::new(4, false);
-    let mut layout = driver.layout;
+    let mut layout = driver.queue.layout;
     layout.size = 4;
     // The device adds up the lengths before it looks at the memory.
     driver.write_desc(DESC, 0, DATA, 0, F_NEXT, 1);
     driver.write_desc(DESC, 1, DATA, u32::MAX, 0, 0);
     let mut queue = SplitQueue::new(&driver.memory, layout, 0).unwrap();
-    driver.set_u16(AVAIL + 2, 1);
+    driver.memory.put(AVAIL + 2, &1_u16);
     assert_eq!(queue.pop().unwrap_err(), RingError::Buffer { addr: DATA, len: u32::MAX });
     driver.write_desc(DESC, 0, DATA, 1, F_NEXT, 1);
     assert_eq!(queue.pop().unwrap_err(), RingError::TooManyBytes);
@@ -298,10 +299,10 @@ fn four_gigabytes_are_too_many() {
 fn a_runaway_index_is_refused() {
     let driver = Driver::new(4, false);
     let mut queue = queue(&driver);
-    driver.set_u16(AVAIL + 2, 5);
+    driver.memory.put(AVAIL + 2, &5_u16);
     let error = RingError::AvailIndex { idx: 5, next: 0, size: 4 };
     assert_eq!(queue.pop().unwrap_err(), error);
     assert_eq!(queue.enable_notify(), Err(error));
-    driver.set_u16(AVAIL + 2, u16::MAX);
+    driver.memory.put(AVAIL + 2, &u16::MAX);
     assert!(matches!(queue.pending(), Err(RingError::AvailIndex { .. })));
 }
