@@ -6,21 +6,18 @@
 //! details. "make fuzz" runs the targets. A panic or a failed assertion is a finding.
 
 mod guest;
-mod owner;
 mod program;
 mod rings;
 mod socket;
+mod tracked;
 mod verbs;
 
 pub use guest::{
-    command, config, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES,
-    SCRATCH, WINDOW,
+    command, config, modify, Clock, Guest, Queue, DOORBELL_BYTES, INLINE, REGIONS, RING,
+    RING_BYTES, SCRATCH, WINDOW,
 };
-pub use owner::INLINE;
 pub use program::Program;
 pub use rings::RING_PAGES;
 pub use socket::{connect, serve, words, Conversation, Peer};
-pub use verbs::{
-    connect_qp, create_cq, create_pd, create_qp, qp_request, reg_mr, send_bytes, send_header,
-    set_state,
-};
+pub use tracked::Tracked;
+pub use verbs::{connect_qp, create_cq, create_pd, create_qp, qp_request, reg_mr, set_state};

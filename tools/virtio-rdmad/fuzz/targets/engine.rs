@@ -26,11 +26,12 @@ use std::time::Duration;
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Next};
 use fuzz::{
-    connect_qp, create_cq, create_pd, create_qp, modify, qp_request, reg_mr, send_bytes,
-    send_header, set_state, Clock, Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING_BYTES,
-    RING_PAGES, SCRATCH, WINDOW,
+    connect_qp, create_cq, create_pd, create_qp, modify, qp_request, reg_mr, set_state, Clock,
+    Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING_BYTES, RING_PAGES, SCRATCH, WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
+use testkit::command::{create_xrc_tgt, resize_srq};
+use testkit::{doorbell, receive, sge, Descriptor, Memory, Send, F_INDIRECT, F_WRITE};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// The peer's MR with all access. Other MRs of the peer must not change.
@@ -124,67 +125,6 @@ fn may_register(bytes: &[u8], rings: bool) -> bool {
     bytes.get(at).is_some_and(|opcode| u32::from(*opcode) == VIRTIO_RDMA_WR_REG_MR)
 }
 
-/// The part of a send work request behind its header.
-enum Payload<'a> {
-    Sges(&'a [virtio_rdma_sge]),
-    /// Inline data, which only rings have.
-    Inline(&'a [u8]),
-}
-
-/// Returns the bytes of a send work request for a ring.
-fn ring_bytes(wqe: &virtio_rdma_sq_wqe, kind: u32, payload: &Payload<'_>) -> Vec<u8> {
-    let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
-    (header.wr_id, header.opcode, header.send_flags) =
-        (wqe.wr_id, wqe.opcode as u8, wqe.send_flags as u16);
-    header.ex = wqe.ex;
-    let bytes = match payload {
-        Payload::Sges(sges) => {
-            header.num_sge = sges.len() as u8;
-            sges.as_bytes()
-        }
-        Payload::Inline(bytes) => {
-            header.inline_len = bytes.len() as u16;
-            header.send_flags |= VIRTIO_RDMA_SEND_INLINE as u16;
-            bytes
-        }
-    };
-    let wr = wqe.wr.as_bytes();
-    if wqe.opcode == VIRTIO_RDMA_WR_REG_MR {
-        let reg = WrReg::read_from_prefix(wr).expect("a union of this size").0;
-        let mut entry = virtio_rdma_ring_reg_wqe::new_zeroed();
-        let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_reg_wqe, access)];
-        entry.as_mut_bytes()[..common.len()].copy_from_slice(common);
-        (entry.access, entry.npages, entry.key) = (reg.access, reg.npages as u16, reg.key);
-        (entry.iova, entry.pages, entry.length) = (reg.iova, reg.pages, reg.length);
-        return entry.as_bytes().to_vec();
-    }
-    if wqe.opcode == VIRTIO_RDMA_WR_BIND_MW {
-        let mut entry = virtio_rdma_ring_bind_wqe::read_from_prefix(wr).expect("it fits").0;
-        let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_bind_wqe, access)];
-        entry.as_mut_bytes()[..common.len()].copy_from_slice(common);
-        return entry.as_bytes().to_vec();
-    }
-    if kind == VIRTIO_RDMA_QPT_UD {
-        let datagram = WrUd::read_from_prefix(wr).expect("a union of this size").0;
-        let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_sq_wqe, rkey)];
-        let mut ud = virtio_rdma_ring_ud_wqe::new_zeroed();
-        ud.as_mut_bytes()[..common.len()].copy_from_slice(common);
-        (ud.remote_qpn, ud.remote_qkey) = (datagram.remote_qpn, datagram.remote_qkey);
-        ud.av = datagram.av;
-        return [ud.as_bytes(), bytes].concat();
-    }
-    if matches!(wqe.opcode, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD)
-    {
-        let atomic = WrAtomic::read_from_prefix(wr).expect("a union of this size").0;
-        (header.remote_addr, header.rkey) = (atomic.remote_addr, atomic.rkey);
-        (header.compare_add, header.swap) = (atomic.compare_add, atomic.swap);
-    } else {
-        let rdma = WrRdma::read_from_prefix(wr).expect("a union of this size").0;
-        (header.remote_addr, header.rkey) = (rdma.remote_addr, rdma.rkey);
-    }
-    [header.as_bytes(), bytes].concat()
-}
-
 /// Returns whether a request has a list of pages, or names all memory.
 fn names_memory(number: u32) -> bool {
     matches!(
@@ -213,9 +153,9 @@ impl World {
         let fabric = Fabric::new(config);
         let (mut a, mut b) = (Guest::new(&fabric, 1, rings), Guest::new(&fabric, 2, rings));
         let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x800);
-        b.store(LOCAL.start, &secret[..0x2000]);
-        b.store(READ.end, &secret);
-        b.store(REGIONS[1].0, &secret[..0x2000]);
+        b.memory.write_bytes(LOCAL.start, &secret[..0x2000]);
+        b.memory.write_bytes(READ.end, &secret);
+        b.memory.write_bytes(REGIONS[1].0, &secret[..0x2000]);
         let mut peer = End::new(&mut b, kind, GIVEN);
         let other_pd = create_pd(&b);
         peer.keys.push(reg_mr(&mut b, peer.pdn, LOCAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE));
@@ -342,8 +282,7 @@ impl World {
                     (request.srqn, request.base.max_recv_wr) = (0, 0);
                 }
                 if kind == VIRTIO_RDMA_QPT_XRC_TGT {
-                    request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
-                    (request.base.qp_type, request.xrcdn) = (kind as u8, 1);
+                    request = create_xrc_tgt(1);
                 }
                 bytes.extend(request.as_bytes());
             }
@@ -355,8 +294,7 @@ impl World {
             }
             VIRTIO_RDMA_CMD_RESIZE_SRQ => {
                 let create = self.a.srq_request(Self::page(program), 0);
-                let mut request = virtio_rdma_cmd_resize_srq::new_zeroed();
-                (request.region, request.ring, request.srqn) = (create.region, create.ring, handle);
+                let mut request = resize_srq(handle, create.region, create.ring);
                 request.ring.depth = Self::cqe(program);
                 bytes.extend(request.as_bytes());
             }
@@ -404,7 +342,7 @@ impl World {
         let page = |program: &mut Program<'_>| Self::addr(program) & !0xfff;
         let pages: Vec<u64> = (0..count).map(|_| page(program)).collect();
         for page in &pages {
-            self.a.open(*page, 0x1000);
+            self.a.memory.open(*page, 0x1000);
         }
         let start = u64::from(program.u8());
         let length = (count as u64 * 0x1000).saturating_sub(start + u64::from(program.u8()));
@@ -491,7 +429,7 @@ impl World {
     fn learn(&mut self, request: &[u8], reply: &[u8]) {
         let (number, request) = (u32::from(request[0]), &request[1..]);
         let first_page = |region: virtio_rdma_ring_region| {
-            let page: u64 = self.a.memory.read_obj(region.pages).ok()?;
+            let page: u64 = self.a.memory.map.read_obj(region.pages).ok()?;
             RING_PAGES.contains(&page).then_some(page)
         };
         let first = u32::read_from_prefix(reply).map(|(first, _)| first);
@@ -522,15 +460,15 @@ impl World {
 
     /// Returns the SGEs of a work request of either guest.
     fn sges(&self, who: usize, program: &mut Program<'_>) -> Vec<virtio_rdma_sge> {
-        let sge = |program: &mut Program<'_>| {
+        let choose = |program: &mut Program<'_>| {
             // The peer names only the memory that it gives out.
             let (addr, lkey) = match who {
                 0 => self.place(program),
                 _ => (Self::addr(program), self.ends[1].keys[0]),
             };
-            virtio_rdma_sge { addr, length: Self::length(program), lkey }
+            sge(addr, Self::length(program), lkey)
         };
-        (0..program.below(if who == 0 { 6 } else { 4 })).map(|_| sge(program)).collect()
+        (0..program.below(if who == 0 { 6 } else { 4 })).map(|_| choose(program)).collect()
     }
 
     /// Returns the bytes of a send work request.
@@ -543,47 +481,39 @@ impl World {
         };
         let sges = self.sges(who, program);
         let (remote_addr, rkey) = self.place(program);
-        let wr = match opcode {
+        let send = Send::new(self.wr_id, opcode, &sges);
+        let mut send = match opcode {
             _ if self.kind == VIRTIO_RDMA_QPT_UD => {
-                let mut ud = WrUd::new_zeroed();
-                let other = &self.ends[1 - who];
-                (ud.remote_qpn, ud.remote_qkey) = (other.qpn, 0x1111);
-                (ud.av.port, ud.av.pdn, ud.av.hop_limit) = (1, self.ends[who].pdn, 64);
-                ud.av.dgid = if who == 0 { self.b.gid } else { self.a.gid };
-                ud.as_bytes().to_vec()
+                let gid = if who == 0 { self.b.gid } else { self.a.gid };
+                send.ud(gid, self.ends[1 - who].qpn, 0x1111, self.ends[who].pdn)
             }
             VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => {
-                let (compare_add, swap) = (program.u64(), 7);
-                WrAtomic { remote_addr, compare_add, swap, rkey, reserved_1c: 0 }.as_bytes().into()
+                send.atomic(remote_addr, rkey, program.u64(), 7)
             }
-            VIRTIO_RDMA_WR_REG_MR => Self::registration(rkey, program).as_bytes().to_vec(),
-            VIRTIO_RDMA_WR_BIND_MW => self.binding(rkey, program).as_bytes().to_vec(),
-            _ => WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec(),
+            VIRTIO_RDMA_WR_REG_MR => Send::reg_mr(self.wr_id, Self::registration(rkey, program)),
+            VIRTIO_RDMA_WR_BIND_MW => Send::bind_mw(self.wr_id, self.binding(rkey, program)),
+            _ => send.rdma(remote_addr, rkey),
         };
         let choice = program.u8();
-        let flags = VIRTIO_RDMA_SEND_SIGNALED | u32::from(choice & 5);
-        let mut header = send_header(self.wr_id, opcode, flags, &wr);
-        let is_local = matches!(
+        send.flags |= u32::from(choice & 5);
+        if matches!(
             opcode,
             VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_BIND_MW
-        );
-        let sges = if is_local { Vec::new() } else { sges };
-        if MEMORY_MANAGEMENT.contains(&opcode) {
-            header.ex = rkey;
+        ) {
+            send.sges.clear();
         }
-        if !self.a.rings {
-            return send_bytes(header, &sges);
+        if MEMORY_MANAGEMENT.contains(&opcode) {
+            send = send.invalidate(rkey);
         }
         let data = [0x5a; INLINE as usize];
-        let payload = match choice {
-            // The peer uses inline data only with opcodes that may carry it.
-            0x80.. if who == 0 || opcode < VIRTIO_RDMA_WR_RDMA_READ => {
-                let most = data.len() + usize::from(who == 0);
-                Payload::Inline(&data[..program.below(most).min(data.len())])
-            }
-            _ => Payload::Sges(&sges),
-        };
-        ring_bytes(&header, self.kind, &payload)
+        // The peer uses inline data only with opcodes that may carry it.
+        let may_carry = who == 0 || opcode < VIRTIO_RDMA_WR_RDMA_READ;
+        if self.a.rings && choice >= 0x80 && may_carry {
+            let most = data.len() + usize::from(who == 0);
+            send.sges.clear();
+            send = send.inline(&data[..program.below(most).min(data.len())]);
+        }
+        self.bytes(&send)
     }
 
     /// Returns a registration of two pages. The guest may overwrite the list that names them.
@@ -609,19 +539,17 @@ impl World {
     }
 
     /// Returns the bytes of a send work request for a ring or a virtqueue, whichever the guests have.
-    fn send_as(&self, header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
+    fn bytes(&self, send: &Send) -> Vec<u8> {
         if self.a.rings {
-            return ring_bytes(&header, self.kind, &Payload::Sges(sges));
+            send.entry()
+        } else {
+            send.bytes()
         }
-        send_bytes(header, sges)
     }
 
     /// Returns the bytes of a receive work request.
     fn receive(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
-        let sges = self.sges(who, program);
-        let (num_sge, wr_id) = (sges.len() as u32, self.wr_id);
-        let header = virtio_rdma_rq_wqe { num_sge, reserved_04: 0, wr_id };
-        [header.as_bytes(), sges.as_bytes()].concat()
+        receive(self.wr_id, &self.sges(who, program))
     }
 
     /// Returns the virtqueue of a work queue of a guest without rings.
@@ -664,7 +592,7 @@ impl World {
             return;
         }
         let index = if self.b.rings {
-            self.b.post_entry(self.ends[1].qpn, which, bytes)
+            self.b.post_entry(self.ends[1].qpn, receive.into(), bytes)
         } else {
             self.b.post(self.work_queue(1, receive), bytes).then_some(0)
         };
@@ -680,17 +608,17 @@ impl World {
             let at = page + u64::from(program.u16() % 0x1000);
             let bytes = program.bytes(64);
             let len = bytes.len().min((page + 0x1000 - at) as usize);
-            self.a.store(at, &bytes[..len]);
+            self.a.memory.write_bytes(at, &bytes[..len]);
             return;
         }
         let at = page + program.pick(&[0, 64, 8, 12, 128, 132]);
-        let word: u32 = self.a.memory.read_obj(at).expect("a head in memory");
+        let word: u32 = self.a.memory.get(at);
         let word = match program.u8() {
             255 => program.u32(),
             by @ 128.. => word.wrapping_sub(u32::from(by & 15)),
             by => word.wrapping_add(u32::from(by & 31)),
         };
-        self.a.store(at, word.as_bytes());
+        self.a.memory.write_bytes(at, word.as_bytes());
     }
 
     /// Sends doorbells of the first guest, some of which name no QP.
@@ -698,7 +626,7 @@ impl World {
         let mut bells = Vec::new();
         for _ in 0..program.below(10) {
             let (number, queue) = (Self::handle(program), u32::from(program.u8() & 3));
-            bells.extend(virtio_rdma_doorbell { number, queue }.as_bytes());
+            bells.extend(doorbell(number, queue));
         }
         program.patch(&mut bells);
         bells.truncate(bells.len() - usize::from(program.u8() & 7).min(bells.len()));
@@ -709,14 +637,17 @@ impl World {
     /// Makes a chain of two descriptors of any kind available to the device of the first guest.
     fn chain(&mut self, program: &mut Program<'_>) {
         let queue = u16::try_from(program.below(self.a.queues.len())).expect("a few queues");
-        let mut descriptor = || {
-            let (addr, len) = (Self::addr(program), Self::length(program));
-            (addr, len, u16::from(program.u8() & 7), u16::from(program.u8() % 40))
+        let mut descriptor = || Descriptor {
+            addr: Self::addr(program),
+            len: Self::length(program),
+            flags: u16::from(program.u8() & 7),
+            next: u16::from(program.u8() % 40),
         };
         let chain = [descriptor(), descriptor()];
         // An indirect table, a request or an overwritten virtqueue may name any memory.
-        let wild = |&(addr, len, flags, _): &_| {
-            flags & 4 != 0 || flags & 2 != 0 && self.hits_rings(addr, u32::into(len))
+        let wild = |one: &Descriptor| {
+            let hits = one.flags & F_WRITE != 0 && self.hits_rings(one.addr, one.len.into());
+            one.flags & F_INDIRECT != 0 || hits
         };
         self.expose(queue == 0 || chain.iter().any(wild));
         self.a.add(queue, &chain, u32::MAX);
@@ -728,14 +659,14 @@ impl World {
         let at = u64::from(program.u16());
         let bytes = program.bytes(64);
         let len = bytes.len().min((WINDOW.end - at) as usize);
-        self.a.store(at, &bytes[..len]);
+        self.a.memory.write_bytes(at, &bytes[..len]);
         let scratch = at < SCRATCH.end && at + len as u64 > SCRATCH.start;
         self.expose(scratch || self.hits_rings(at, len as u64));
     }
 
     /// Gives the first guest's device other memory: all of it, one of the regions, or no memory.
     fn remap(&mut self, program: &mut Program<'_>) {
-        let all = &self.a.memory;
+        let all = &self.a.memory.map;
         let (start, len) = program.pick(&[(0, 0), REGIONS[1], REGIONS[0], (0, u64::MAX)]);
         self.a.device.set_memory(&all.without(start, len).0);
     }
@@ -791,13 +722,10 @@ impl World {
         assert_eq!(left, (0, 0, 0, 0, 0), "left behind by a reset");
         let before = self.a.snapshot();
         let rkey = self.ends[0].keys[0];
-        let wr = WrRdma { remote_addr: WINDOW.start, rkey, reserved_0c: 0 };
-        let (addr, lkey) = (GIVEN.start, self.ends[1].keys[0]);
-        let sges = [virtio_rdma_sge { addr, length: 8, lkey }];
+        let sges = [sge(GIVEN.start, 8, self.ends[1].keys[0])];
         self.wr_id += 1;
-        let flags = VIRTIO_RDMA_SEND_SIGNALED;
-        let header = send_header(self.wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        self.post_peer(false, &self.send_as(header, &sges));
+        let write = Send::new(self.wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, &sges);
+        self.post_peer(false, &self.bytes(&write.rdma(WINDOW.start, rkey)));
         self.b.settle();
         device.run(64);
         assert!(before == self.a.snapshot(), "memory written after a reset");
@@ -875,8 +803,11 @@ impl World {
         let secret = SECRET.to_le_bytes().repeat(len as usize / 8);
         assert!(self.b.load(start, len as usize) == secret, "its second region was written");
         assert!(!has_secret(&self.a.snapshot()), "memory of the peer was read");
-        assert_eq!(self.b.written(), None, "the peer's device wrote where it may not");
-        assert!(self.exposed || self.a.written().is_none(), "the device wrote where it may not");
+        assert_eq!(self.b.memory.written(), None, "the peer's device wrote where it may not");
+        assert!(
+            self.exposed || self.a.memory.written().is_none(),
+            "the device wrote where it may not"
+        );
     }
 
     /// Checks that the peer still works: it connects a QP to itself, and writes from one place of its
@@ -901,12 +832,10 @@ impl World {
         let qpn = create_qp(&mut self.b, end.pdn, cqn, VIRTIO_RDMA_QPT_RC, 3);
         self.kind = VIRTIO_RDMA_QPT_RC;
         connect_qp(&self.b, VIRTIO_RDMA_QPT_RC, qpn, self.b.gid, qpn);
-        let wr = WrRdma { remote_addr: GIVEN.start, rkey: end.keys[0], reserved_0c: 0 };
-        let sges = [virtio_rdma_sge { addr: GIVEN.start + 8, length: 8, lkey: end.keys[0] }];
-        self.b.store(GIVEN.start, &[[1; 8], [2; 8]].concat());
-        let flags = VIRTIO_RDMA_SEND_SIGNALED;
-        let header = send_header(99, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        let bytes = self.send_as(header, &sges);
+        let sges = [sge(GIVEN.start + 8, 8, end.keys[0])];
+        let write = Send::new(99, VIRTIO_RDMA_WR_RDMA_WRITE, &sges);
+        self.b.memory.write_bytes(GIVEN.start, &[[1; 8], [2; 8]].concat());
+        let bytes = self.bytes(&write.rdma(GIVEN.start, end.keys[0]));
         let brief: Vec<_> = if self.b.rings {
             self.b.post_entry(qpn, 0, &bytes);
             self.b.settle();

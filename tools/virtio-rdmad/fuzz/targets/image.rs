@@ -17,12 +17,11 @@ use std::time::Duration;
 use abi::*;
 use engine::{Device, Fabric, FabricConfig, Gid, Uplink};
 use fuzz::{
-    config, connect_qp, create_cq, create_pd, create_qp, reg_mr, send_bytes, send_header, Clock,
-    Guest, Program, WINDOW,
+    config, connect_qp, create_cq, create_pd, create_qp, reg_mr, Clock, Guest, Program, WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
 use roce::Segments;
-use zerocopy::{FromZeros, IntoBytes};
+use testkit::{sge, Send};
 
 const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
@@ -66,28 +65,18 @@ fn send(guest: &mut Guest, qpn: u32, key: u32, program: &mut Program<'_>) {
         VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM,
     ];
     let (opcode, length) = (program.pick(&opcodes), program.pick(&[0, 8, 1000, 0x4000]));
-    let sges = [virtio_rdma_sge { addr: WINDOW.start, length, lkey: key }];
-    let remote_addr = WINDOW.start + 0x4000;
+    let send = Send::new(1, opcode, &[sge(WINDOW.start, length, key)]);
+    let send = send.rdma(WINDOW.start + 0x4000, key);
     if guest.rings {
-        let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
-        (header.opcode, header.num_sge) = (opcode as u8, 1);
-        header.send_flags = VIRTIO_RDMA_SEND_SIGNALED as u16;
-        (header.remote_addr, header.rkey) = (remote_addr, key);
-        let entry = [header.as_bytes(), sges.as_bytes()].concat();
-        guest.post_entry(qpn, 0, &entry);
+        guest.post_entry(qpn, 0, &send.entry());
     } else {
-        let wr = WrRdma { remote_addr, rkey: key, reserved_0c: 0 };
-        let header = send_header(1, opcode, VIRTIO_RDMA_SEND_SIGNALED, wr.as_bytes());
-        guest.post(SEND_QUEUE + 2 * (qpn as u16 - 1), &send_bytes(header, &sges));
+        guest.post(SEND_QUEUE + 2 * (qpn as u16 - 1), &send.bytes());
     }
 }
 
 /// Posts a receive work request.
 fn receive(guest: &mut Guest, qpn: u32, key: u32) {
-    let mut header = virtio_rdma_rq_wqe::new_zeroed();
-    header.num_sge = 1;
-    let sge = virtio_rdma_sge { addr: WINDOW.start, length: 0x2000, lkey: key };
-    let bytes = [header.as_bytes(), sge.as_bytes()].concat();
+    let bytes = testkit::receive(0, &[sge(WINDOW.start, 0x2000, key)]);
     if guest.rings {
         guest.post_entry(qpn, 1, &bytes);
     } else {

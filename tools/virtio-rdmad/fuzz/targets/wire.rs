@@ -23,8 +23,8 @@ use std::time::Duration;
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Gid, Next, Uplink};
 use fuzz::{
-    command, connect_qp, create_cq, create_pd, create_qp, reg_mr, send_bytes, send_header, Clock,
-    Guest, Program, REGIONS, WINDOW,
+    command, connect_qp, create_cq, create_pd, create_qp, reg_mr, Clock, Guest, Program, REGIONS,
+    WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
 use roce::{
@@ -32,7 +32,7 @@ use roce::{
     FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, SackEth, Segments,
     Split, Syndrome, Vlan, Xrceth,
 };
-use zerocopy::{FromZeros, IntoBytes};
+use testkit::{sge, Memory, Send};
 
 /// The second guest's MR with all access. The receives of its QPs go there as well.
 const GIVEN: Range<u64> = 0x8000..0xc000;
@@ -160,25 +160,23 @@ impl Host {
         let index = 1 + 3 + 2 * (self.qps[qp] as u16 - 1) + u16::from(receive);
         let place = queue as u64 * PLACES + self.posted[queue] % PLACES;
         let at = WORK_REQUESTS.start + place * PLACE;
-        let has_room = self.guest.add(index, &[(at, bytes.len() as u32, 0, 0)], 0).is_some();
+        let has_room = self.guest.add_readable(index, at, bytes.len() as u32);
         if has_room {
-            self.guest.store(at, bytes);
+            self.guest.memory.write_bytes(at, bytes);
             self.posted[queue] += 1;
         }
         has_room
     }
 
     /// Posts a send work request on a place of the MR with all access. Returns whether there was room.
-    fn post(&mut self, qp: usize, header: virtio_rdma_sq_wqe, at: u64, length: u32) -> bool {
-        let bytes = send_bytes(header, &[virtio_rdma_sge { addr: at, length, lkey: self.keys[0] }]);
-        self.post_bytes(qp, false, &bytes)
+    fn post(&mut self, qp: usize, mut send: Send, at: u64, length: u32) -> bool {
+        send.sges = vec![sge(at, length, self.keys[0])];
+        self.post_bytes(qp, false, &send.bytes())
     }
 
     /// Posts a receive on a place of the MR with all access. Returns whether there was room.
     fn receive(&mut self, qp: usize, wr_id: u64, at: u64, length: u32) -> bool {
-        let header = virtio_rdma_rq_wqe { num_sge: 1, reserved_04: 0, wr_id };
-        let sge = virtio_rdma_sge { addr: at, length, lkey: self.keys[0] };
-        let bytes = [header.as_bytes(), sge.as_bytes()].concat();
+        let bytes = testkit::receive(wr_id, &[sge(at, length, self.keys[0])]);
         self.post_bytes(qp, true, &bytes)
     }
 
@@ -211,9 +209,9 @@ impl World {
         let clock = Arc::new(Clock::default());
         let (a, mut b) = (Host::new(&clock, 1), Host::new(&clock, 2));
         let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x400);
-        b.guest.store(LOCAL.start, &secret);
-        b.guest.store(READ.end, &secret[..0x1000]);
-        b.guest.store(REGIONS[1].0, &secret);
+        b.guest.memory.write_bytes(LOCAL.start, &secret);
+        b.guest.memory.write_bytes(READ.end, &secret[..0x1000]);
+        b.guest.memory.write_bytes(REGIONS[1].0, &secret);
         let other_pd = create_pd(&b.guest);
         let keys = [
             reg_mr(&mut b.guest, b.pdn, LOCAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE),
@@ -237,7 +235,7 @@ impl World {
         program.pick(&[0, 1, 8, 100, 255, 256, 257, 512, 1000, 0x700])
     }
 
-    /// Has one of the guests post a send work request, for the connection or a datagram.
+    /// Makes one of the guests post a send work request, for the connection or a datagram.
     fn send(&mut self, by_b: bool, program: &mut Program<'_>) {
         self.wr_id += 1;
         let (from, to) = if by_b { (&mut self.b, &self.a) } else { (&mut self.a, &self.b) };
@@ -252,30 +250,19 @@ impl World {
             VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM,
             VIRTIO_RDMA_WR_SEND_WITH_IMM,
         ];
-        let flags = VIRTIO_RDMA_SEND_SIGNALED;
         let rkey = to.keys[0];
+        let send = |opcode| Send::new(self.wr_id, opcode, &[]);
         let sent = if choice == 7 {
-            let mut wr = WrUd::new_zeroed();
-            (wr.remote_qpn, wr.remote_qkey) = (to.qps[DATAGRAMS], QKEY);
-            (wr.av.port, wr.av.pdn, wr.av.dgid) = (1, from.pdn, to.guest.gid);
-            let header = send_header(self.wr_id, VIRTIO_RDMA_WR_SEND, flags, wr.as_bytes());
-            from.post(DATAGRAMS, header, at, length)
-        } else if matches!(choice, 3 | 4) {
-            let wr = WrAtomic {
-                remote_addr: remote & !7,
-                compare_add: 1,
-                swap: 2,
-                rkey,
-                reserved_1c: 0,
-            };
-            let header =
-                send_header(self.wr_id, opcodes[usize::from(choice)], flags, wr.as_bytes());
-            from.post(ATTACKED, header, at, 8)
+            let datagram =
+                send(VIRTIO_RDMA_WR_SEND).ud(to.guest.gid, to.qps[DATAGRAMS], QKEY, from.pdn);
+            from.post(DATAGRAMS, datagram, at, length)
         } else {
-            let wr = WrRdma { remote_addr: remote, rkey, reserved_0c: 0 };
-            let header =
-                send_header(self.wr_id, opcodes[usize::from(choice)], flags, wr.as_bytes());
-            from.post(ATTACKED, header, at, length)
+            let opcode = opcodes[usize::from(choice)];
+            if matches!(choice, 3 | 4) {
+                from.post(ATTACKED, send(opcode).atomic(remote & !7, rkey, 1, 2), at, 8)
+            } else {
+                from.post(ATTACKED, send(opcode).rdma(remote, rkey), at, length)
+            }
         };
         if by_b && sent {
             self.posted.insert(self.wr_id);
@@ -545,7 +532,7 @@ impl World {
         let (start, len) = REGIONS[1];
         let secret = SECRET.to_le_bytes().repeat(len as usize / 8);
         assert!(self.b.guest.load(start, len as usize) == secret, "its second region was written");
-        assert_eq!(self.b.guest.written(), None, "the device wrote where it may not");
+        assert_eq!(self.b.guest.memory.written(), None, "the device wrote where it may not");
     }
 
     /// Checks that the other connection still works: the first guest writes, and the second one sends.
@@ -556,12 +543,11 @@ impl World {
             return;
         }
         let (written, sent) = (GIVEN.start, GIVEN.start + 0x1000);
-        self.a.guest.store(written, &[0x5a; 600]);
-        self.b.guest.store(sent, &[0xa5; 600]);
-        let wr = WrRdma { remote_addr: written, rkey: self.b.keys[0], reserved_0c: 0 };
-        let flags = VIRTIO_RDMA_SEND_SIGNALED;
-        let write = send_header(1 << 32, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        let send = send_header(1 << 33, VIRTIO_RDMA_WR_SEND, flags, &[]);
+        self.a.guest.memory.write_bytes(written, &[0x5a; 600]);
+        self.b.guest.memory.write_bytes(sent, &[0xa5; 600]);
+        let write = Send::new(1 << 32, VIRTIO_RDMA_WR_RDMA_WRITE, &[]);
+        let write = write.rdma(written, self.b.keys[0]);
+        let send = Send::new(1 << 33, VIRTIO_RDMA_WR_SEND, &[]);
         assert!(self.a.receive(HONEST, 1 << 34, sent, 600));
         assert!(self.a.post(HONEST, write, written, 600) && self.b.post(HONEST, send, sent, 600));
         let mut done = Vec::new();
