@@ -18,6 +18,6 @@ pub use guest::{
 };
 pub use program::Program;
 pub use rings::RING_PAGES;
-pub use socket::{connect, serve, words, Conversation, Peer};
+pub use socket::{connect, serve, Conversation, Peer};
 pub use tracked::Tracked;
 pub use verbs::{connect_qp, create_cq, create_pd, create_qp, qp_request, reg_mr, set_state};

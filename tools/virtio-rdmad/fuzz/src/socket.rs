@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The VMM's end of a connection.
 
-use std::io::{IoSlice, Read};
-use std::mem::MaybeUninit;
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::event::{eventfd, EventfdFlags};
-use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use testkit::socket::{new_eventfd, new_memory, send, MAX_FDS};
 use virtio_transport::{Backend, Protocol, Server};
 
 use crate::Program;
 
 /// The bytes of the file that is given out as guest memory.
 const FILE: u64 = 0x1_0000;
-/// The largest number of file descriptors with one message, which is one more than a server takes.
-const MAX_FDS: usize = 17;
 
 /// The VMM's end of a connection, and the file descriptors that it can hand over.
 #[derive(Debug)]
@@ -32,9 +27,7 @@ impl Peer {
     pub fn new() -> (Self, UnixStream) {
         let (socket, server) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");
-        let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a file in memory");
-        ftruncate(&memory, FILE).expect("a file of some pages");
-        let event = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let (memory, event) = (new_memory(FILE), new_eventfd());
         (Self { socket, memory, event, received: Vec::new() }, server)
     }
 
@@ -58,13 +51,7 @@ impl Peer {
 
     /// Sends bytes with file descriptors. Returns whether all bytes were sent.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) == Ok(bytes.len())
+        send(&self.socket, bytes, fds) == Ok(bytes.len())
     }
 
     /// Returns the bytes of the server's answers that were not taken yet.
@@ -132,11 +119,6 @@ pub fn serve<P: Protocol>(server: &mut Server<P>, backend: &mut dyn Backend) -> 
             Err(_) => return false,
         }
     }
-}
-
-/// Returns the bytes of 32-bit words in a message.
-pub fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// Returns how many file descriptors this process has open.

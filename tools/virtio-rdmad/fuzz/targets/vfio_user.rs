@@ -11,28 +11,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fuzz::{words, Conversation, Peer, Program};
+use fuzz::{Conversation, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::{Signal, SplitQueue};
+use testkit::socket::{longs, words};
+use testkit::vfio_user::command::{
+    DMA_MAP, DMA_UNMAP, REGION_READ, REGION_WRITE, SET_IRQS, VERSION,
+};
+use testkit::vfio_user::{access, dma_map, message, CONFIG, HEADER, NO_REPLY, TYPE};
 use vfio_user::VfioUser;
 use virtio_transport::{Backend, QueueSetup, Server};
 
 const QUEUES: u16 = 5;
-const HEADER: usize = 16;
-
-/// The numbers of commands.
-const VERSION: u16 = 1;
-const DMA_MAP: u16 = 2;
-const DMA_UNMAP: u16 = 3;
-const SET_IRQS: u16 = 8;
-const REGION_READ: u16 = 9;
-const REGION_WRITE: u16 = 10;
-/// The bits of a header's flags.
-const TYPE: u32 = 0xf;
-const NO_REPLY: u32 = 1 << 4;
-/// The region of PCI configuration space.
-const CONFIG: u32 = 7;
 
 /// A virtio device that checks the order in which its functions are called.
 #[derive(Default)]
@@ -108,12 +99,7 @@ impl World {
     /// Sends a command with its payload, and mostly with the file descriptors that belong to it.
     fn send(&mut self, command: u16, flags: u32, payload: &[u8], program: &mut Program<'_>) {
         self.id = self.id.wrapping_add(1);
-        let mut message = self.id.to_le_bytes().to_vec();
-        message.extend(command.to_le_bytes());
-        message.extend(u32::try_from(HEADER + payload.len()).expect("a short one").to_le_bytes());
-        message.extend(flags.to_le_bytes());
-        message.extend([0; 4]);
-        message.extend(payload);
+        let message = message(self.id, command, flags, payload);
         let fds = match program.u8() {
             255 => self.peer.fds(program),
             _ if command == DMA_MAP => vec![self.peer.memory()],
@@ -202,8 +188,7 @@ impl Conversation for World {
                     self.write(20, &[status], program);
                 }
                 5 => {
-                    let map = [words(&[32, 3, 0, 0, 0, 0]), words(&[0x1_0000, 0])].concat();
-                    self.send(DMA_MAP, 0, &map, program);
+                    self.send(DMA_MAP, 0, &dma_map(0, 0x1_0000, 0), program);
                     self.drive(program);
                 }
                 6 => self.server.needs_reset(),
@@ -233,14 +218,6 @@ impl Conversation for World {
     }
 }
 
-/// Returns the payload of an access to a region.
-fn access(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
-    let mut payload = offset.to_le_bytes().to_vec();
-    payload.extend(words(&[region, count]));
-    payload.extend(data);
-    payload
-}
-
 /// Returns a region, an offset in it and a length for an access.
 fn place(program: &mut Program<'_>) -> (u32, u64, u8) {
     let len = program.pick(&[1, 2, 4, 8, 3, 0, 64]);
@@ -259,12 +236,12 @@ fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
     let flags = program.pick(&[3, 1, 2, 0]);
     let mut payload = words(&[if command == DMA_MAP { 32 } else { 24 }, flags]);
     if command == DMA_MAP {
-        payload.extend(page(program).to_le_bytes());
+        payload.extend(longs(&[page(program)]));
     }
     let (address, size) = (page(program), page(program));
     let address = program.pick(&[0, address, 0u64.wrapping_sub(0x2000)]);
     let size = program.pick(&[0x1_0000, size, u64::MAX]);
-    payload.extend([address.to_le_bytes(), size.to_le_bytes()].concat());
+    payload.extend(longs(&[address, size]));
     payload
 }
 

@@ -11,40 +11,18 @@
 
 use std::collections::VecDeque;
 
-use fuzz::{words, Conversation, Peer, Program};
+use fuzz::{Conversation, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::SplitQueue;
+use testkit::socket::{longs, words};
+#[allow(clippy::wildcard_imports)]
+use testkit::vhost_user::request::*;
+use testkit::vhost_user::{message, HEADER, NEED_REPLY, REPLY, VERSION};
 use vhost_user::VhostUser;
 use virtio_transport::{Backend, QueueSetup, Server};
 
 const QUEUES: u16 = 4;
-const HEADER: usize = 12;
-/// The bits of a header's flags.
-const VERSION: u32 = 1;
-const NEED_REPLY: u32 = 1 << 3;
-/// The numbers of requests.
-const GET_FEATURES: u32 = 1;
-const SET_FEATURES: u32 = 2;
-const SET_MEM_TABLE: u32 = 5;
-const SET_VRING_NUM: u32 = 8;
-const SET_VRING_ADDR: u32 = 9;
-const SET_VRING_BASE: u32 = 10;
-const GET_VRING_BASE: u32 = 11;
-const SET_VRING_KICK: u32 = 12;
-const SET_VRING_CALL: u32 = 13;
-const SET_VRING_ERR: u32 = 14;
-const GET_PROTOCOL_FEATURES: u32 = 15;
-const SET_PROTOCOL_FEATURES: u32 = 16;
-const GET_QUEUE_NUM: u32 = 17;
-const SET_VRING_ENABLE: u32 = 18;
-const SET_BACKEND_REQ_FD: u32 = 21;
-const GET_CONFIG: u32 = 24;
-const GET_MAX_MEM_SLOTS: u32 = 36;
-const ADD_MEM_REG: u32 = 37;
-const REM_MEM_REG: u32 = 38;
-const SET_STATUS: u32 = 39;
-const GET_STATUS: u32 = 40;
 /// The address at which the front end says that it maps the guest's memory.
 const USER: u64 = 0x7000_0000_0000;
 /// All feature bits that are offered.
@@ -121,8 +99,7 @@ struct World {
 impl World {
     /// Sends a request with its payload, and mostly with the file descriptors that belong to it.
     fn send(&mut self, request: u32, flags: u32, payload: &[u8], program: &mut Program<'_>) {
-        let size = u32::try_from(payload.len()).expect("a short one");
-        let message = [&words(&[request, flags, size]), payload].concat();
+        let message = message(request, flags, payload);
         let fds = match program.u8() {
             255 => self.peer.fds(program),
             _ => match request {
@@ -148,7 +125,7 @@ impl World {
         if program.u8() == 255 {
             payload.truncate(program.u8().into());
         }
-        let flags = VERSION | program.pick(&[0, NEED_REPLY, NEED_REPLY, 2, 4]);
+        let flags = program.pick(&[0, NEED_REPLY, NEED_REPLY, 2, 4]);
         self.send(number, flags, &payload, program);
     }
 
@@ -167,7 +144,7 @@ impl World {
             SET_VRING_ENABLE,
         ] {
             let payload = payload(number, queue, &mut Program::new(&[]));
-            self.send(number, VERSION | NEED_REPLY, &payload, program);
+            self.send(number, NEED_REPLY, &payload, program);
         }
     }
 }
@@ -203,7 +180,7 @@ impl Conversation for World {
             let word =
                 |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
             let (request, size) = (word(0), word(8) as usize);
-            assert_eq!(word(4), VERSION | 4, "no reply");
+            assert_eq!(word(4), VERSION | REPLY, "no reply");
             assert!(received.len() >= HEADER + size, "half a reply");
             if !plain {
                 assert!(self.asked.iter().any(|asked| *asked == request), "not asked");
@@ -219,11 +196,6 @@ impl Conversation for World {
         self.asked.clear();
         going
     }
-}
-
-/// Returns the bytes of 64-bit words in a message.
-fn longs(longs: &[u64]) -> Vec<u8> {
-    longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
 
 /// Returns the payload of a request.

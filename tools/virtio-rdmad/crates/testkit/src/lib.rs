@@ -11,6 +11,7 @@
 //! * `wqe`: work requests, in virtqueues and in rings
 //! * `rings`: the owner's side of rings
 //! * `driver`: a driver that makes objects and uses them, over any [`Transport`]
+//! * `socket`, `vhost_user` and `vfio_user`: messages of a VMM
 //!
 //! Nothing that ships depends on this crate, and this crate does not depend on the engine, whose tests use it.
 
@@ -26,6 +27,9 @@ pub mod command;
 mod driver;
 mod memory;
 mod rings;
+pub mod socket;
+pub mod vfio_user;
+pub mod vhost_user;
 mod virtqueue;
 mod wqe;
 

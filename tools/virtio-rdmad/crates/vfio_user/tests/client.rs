@@ -3,14 +3,14 @@
 
 #![allow(clippy::cast_possible_truncation)] // Lengths and indices of a test are small.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use memory::{GuestMemory, Share};
-use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use testkit::socket::{new_eventfd, new_memory};
+use testkit::vfio_user::{access, dma_map as dma_map_at, dma_unmap, set_irqs};
 use vfio_user::{Fault, ProtocolError, VfioUser};
 use virtio_transport::{
     Backend, Change, ConnectionState, Error, Journal, Protocol, QueueSetup, ResumeError, Server,
@@ -105,20 +105,7 @@ impl Client {
     }
 
     fn send(&mut self, command: u16, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut message = 7u16.to_le_bytes().to_vec();
-        message.extend(command.to_le_bytes());
-        message.extend((16 + payload.len() as u32).to_le_bytes());
-        message.extend(flags.to_le_bytes());
-        message.extend([0; 4]);
-        message.extend(payload);
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let sent =
-            sendmsg(&self.socket, &[IoSlice::new(&message)], &mut control, SendFlags::empty());
-        assert_eq!(sent, Ok(message.len()));
+        testkit::vfio_user::send(&self.socket, command, flags, payload, fds);
     }
 
     /// Sends a command and returns the reply's payload, or the errno it failed with.
@@ -135,19 +122,7 @@ impl Client {
 
     /// Takes the reply to a command.
     fn reply(&mut self, command: u16) -> Result<Vec<u8>, u32> {
-        let mut header = [0; 16];
-        self.socket.read_exact(&mut header).unwrap();
-        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
-        assert_eq!(header[..2], 7u16.to_le_bytes());
-        assert_eq!(header[2..4], command.to_le_bytes());
-        let mut body = vec![0; word(4) as usize - 16];
-        self.socket.read_exact(&mut body).unwrap();
-        assert_eq!(word(8) & 0xf, 1, "a reply");
-        if word(8) & 0x20 == 0 {
-            Ok(body)
-        } else {
-            Err(word(12))
-        }
+        testkit::vfio_user::reply(&self.socket, command).expect("the connection goes on")
     }
 
     /// Lets the server look at what was sent. Returns whether a reply has come.
@@ -176,9 +151,7 @@ impl Client {
     }
 
     fn set_irqs(&mut self, words: [u32; 4], fds: &[BorrowedFd<'_>]) -> Result<(), u32> {
-        let mut payload = 20u32.to_le_bytes().to_vec();
-        payload.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        self.ask(8, &payload, fds).map(drop)
+        self.ask(8, &set_irqs(words), fds).map(drop)
     }
 
     /// Goes on in another process, with what the client has said.
@@ -217,31 +190,8 @@ impl Client {
     }
 }
 
-fn access(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
-    let mut payload = offset.to_le_bytes().to_vec();
-    payload.extend(region.to_le_bytes());
-    payload.extend(count.to_le_bytes());
-    payload.extend(data);
-    payload
-}
-
 fn dma_map(address: u64, size: u64) -> Vec<u8> {
-    let mut payload = 32u32.to_le_bytes().to_vec();
-    payload.extend(3u32.to_le_bytes());
-    payload.extend(0u64.to_le_bytes());
-    payload.extend(address.to_le_bytes());
-    payload.extend(size.to_le_bytes());
-    payload
-}
-
-fn new_memory(size: u64) -> OwnedFd {
-    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&fd, size).unwrap();
-    fd
-}
-
-fn new_eventfd() -> OwnedFd {
-    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+    dma_map_at(address, size, 0)
 }
 
 /// Returns how often an eventfd was signalled since the last call.
@@ -451,13 +401,10 @@ fn neighbours_share_a_descriptor() {
     const AT: u64 = 0x40_0000;
     let mut client = Client::new();
     client.drive();
-    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, 64 * BLOCK).unwrap();
+    let file = new_memory(64 * BLOCK);
     let map = |client: &mut Client, index: u64| {
         let at = index * BLOCK;
-        let mut payload = dma_map(AT + at, BLOCK);
-        payload[8..16].copy_from_slice(&at.to_le_bytes());
-        client.ask(2, &payload, &[file.as_fd()]).unwrap();
+        client.ask(2, &dma_map_at(AT + at, BLOCK, at), &[file.as_fd()]).unwrap();
     };
     let before = client.server.protocol().state().descriptors.len();
     (0..64).for_each(|index| map(&mut client, index));
@@ -484,14 +431,6 @@ fn neighbours_share_a_descriptor() {
     client.ask(3, &dma_unmap(AT, 64 * BLOCK), &[]).unwrap();
     assert!(ranges(&client).is_empty());
     assert_eq!(client.server.protocol().state().descriptors.len(), before);
-}
-
-fn dma_unmap(address: u64, size: u64) -> Vec<u8> {
-    let mut payload = 24u32.to_le_bytes().to_vec();
-    payload.extend(0u32.to_le_bytes());
-    payload.extend(address.to_le_bytes());
-    payload.extend(size.to_le_bytes());
-    payload
 }
 
 /// When the client has the reply, it may use unmapped memory for something else. When the status is 0,
@@ -782,8 +721,7 @@ fn the_successor_of_a_server_that_is_killed_answers() {
     client.set_up();
     let state = client.server.protocol().state();
     client.device.is_slow = true;
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 0x10_0000).unwrap();
+    let memory = new_memory(0x10_0000);
     client.send(10, 0x10, &access(0, 0x3008, 2, &[2, 0]), &[]);
     client.send(2, 0, &dma_map(0, 0x10_0000), &[memory.as_fd()]);
     client.send(9, 0, &access(0, 20, 1, &[]), &[]);

@@ -2,13 +2,14 @@
 //! A process that has as many descriptors open as it may. This test has a file of its own, because the
 //! limit is a property of the process.
 
-use std::io::{IoSlice, Read};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use memory::GuestMemory;
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use testkit::socket::new_memory;
+use testkit::vfio_user::{dma_map, message};
 use vfio_user::Fault;
 use virtio_transport::{Backend, QueueSetup};
 
@@ -42,24 +43,13 @@ impl Backend for Device {
 fn a_region_that_loses_its_descriptor_is_refused() {
     let (client, other) = UnixStream::pair().unwrap();
     let mut server = vfio_user::serve(other, 42, &Device).unwrap();
-    let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&fd, 0x1000).unwrap();
-    let message = |command: u32, payload: &[u32]| {
-        let size = 16 + u32::try_from(payload.len()).unwrap() * 4;
-        let words = [&[command << 16, size, 0, 0], payload].concat();
-        words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
-    };
+    let fd = new_memory(0x1000);
     let send = |bytes: &[u8], with_fd: bool| {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [fd.as_fd()];
-        if with_fd {
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        }
-        sendmsg(&client, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+        let fds = if with_fd { &[fd.as_fd()][..] } else { &[] };
+        assert_eq!(testkit::socket::send(&client, bytes, fds), Ok(bytes.len()));
     };
-    send(&message(1, &[0]), false);
-    let map = message(2, &[32, 3, 0, 0, 0x5000, 0, 0x1000, 0]);
+    send(&message(0, 1, 0, &[0; 4]), false);
+    let map = message(0, 2, 0, &dma_map(0x5000, 0x1000, 0));
 
     let before = getrlimit(Resource::Nofile);
     let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A front end over a socket pair: what virtio_uml does, and what no front end should do.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use memory::{GuestMemory, Share};
-use rustix::event::{eventfd, EventfdFlags};
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use testkit::socket::{longs, new_eventfd as event, new_memory};
+use testkit::vhost_user::{answer, message, region as region_of, single, state, table, NEED_REPLY};
 use vhost_user::{BadFlags, Fault, Unanswerable, VhostUser};
 use virtio_transport::{
     Backend, ConnectionState, Error, Protocol, QueueSetup, ResumeError, Server,
@@ -17,8 +17,6 @@ const GUEST: u64 = 0x10_0000;
 const SIZE: u64 = 0x4_0000;
 /// Where the front end says it has the memory.
 const USER: u64 = 0x7f00_0000_0000;
-
-const NEED_REPLY: u32 = 1 << 3;
 
 #[derive(Default)]
 struct Device {
@@ -115,9 +113,8 @@ impl FrontEnd {
         let device = Device::default();
         let (socket, other) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
-        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&memory, SIZE).unwrap();
-        Self { socket, server: vhost_user::serve(other, &device), device, memory }
+        let server = vhost_user::serve(other, &device);
+        Self { socket, server, device, memory: new_memory(SIZE) }
     }
 
     /// Makes a front end that can set up queues, with answers to everything.
@@ -128,9 +125,8 @@ impl FrontEnd {
         assert_eq!(this.ask(16, &protocol.to_ne_bytes(), &[], 0), None);
         let features = this.u64(1);
         assert_eq!(this.ack(2, &features.to_ne_bytes(), &[]), 0);
-        let table = [&1_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
         let memory = this.memory.try_clone().unwrap();
-        assert_eq!(this.ack(5, &table, &[memory.as_fd()]), 0);
+        assert_eq!(this.ack(5, &table(&region()), &[memory.as_fd()]), 0);
         this
     }
 
@@ -143,12 +139,7 @@ impl FrontEnd {
     }
 
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(testkit::socket::send(&self.socket, bytes, fds), Ok(bytes.len()));
     }
 
     fn process(&mut self) -> Result<bool, Error> {
@@ -163,24 +154,14 @@ impl FrontEnd {
         fds: &[BorrowedFd<'_>],
         flags: u32,
     ) -> Option<Vec<u8>> {
-        self.send(&message(request, payload, flags), fds);
+        self.send(&message(request, flags, payload), fds);
         self.process().unwrap();
         self.answer(request)
     }
 
     /// Takes the answer to a request, if one has come.
     fn answer(&mut self, request: u32) -> Option<Vec<u8>> {
-        let mut header = [0; 12];
-        let read = self.socket.read(&mut header).unwrap_or(0);
-        if read == 0 {
-            return None;
-        }
-        assert_eq!(header[..4], request.to_ne_bytes());
-        assert_eq!(header[4..8], 5_u32.to_ne_bytes());
-        let size = u32::from_ne_bytes(header[8..].try_into().unwrap());
-        let mut payload = vec![0; size as usize];
-        self.socket.read_exact(&mut payload).unwrap();
-        Some(payload)
+        answer(&self.socket, request)
     }
 
     fn u64(&mut self, request: u32) -> u64 {
@@ -215,40 +196,21 @@ impl FrontEnd {
     }
 }
 
-fn message(request: u32, payload: &[u8], flags: u32) -> Vec<u8> {
-    let size = u32::try_from(payload.len()).unwrap();
-    let words = [request, 1 | flags, size].map(u32::to_ne_bytes).concat();
-    [words.as_slice(), payload].concat()
-}
-
-fn state(queue: u32, value: u32) -> Vec<u8> {
-    [queue, value].map(u32::to_ne_bytes).concat()
-}
-
 fn addr(queue: u32, desc: u64) -> Vec<u8> {
-    let addresses = [desc, USER + 0x2000, USER + 0x1000, u64::MAX].map(u64::to_ne_bytes).concat();
-    [state(queue, 0), addresses].concat()
+    longs(&[queue.into(), desc, USER + 0x2000, USER + 0x1000, u64::MAX])
 }
 
 fn region_at(guest: u64, size: u64, offset: u64) -> Vec<u8> {
-    [guest, size, USER, offset].map(u64::to_ne_bytes).concat()
+    region_of(guest, size, USER, offset)
 }
 
 fn region() -> Vec<u8> {
     region_at(GUEST, SIZE, 0)
 }
 
-fn single(region: &[u8]) -> Vec<u8> {
-    [&[0; 8], region].concat()
-}
-
 fn config(offset: u32, size: u32) -> Vec<u8> {
     let head = [offset, size, 0].map(u32::to_ne_bytes).concat();
     [head, vec![0; size as usize]].concat()
-}
-
-fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
 }
 
 #[test]
@@ -344,8 +306,7 @@ fn running() -> FrontEnd {
 
 /// The address of a queue whose used ring is at `used`.
 fn ring(queue: u32, used: u64) -> Vec<u8> {
-    let addresses = [USER + 0x4000, used, USER + 0x5000, u64::MAX].map(u64::to_ne_bytes).concat();
-    [state(queue, 0), addresses].concat()
+    longs(&[queue.into(), USER + 0x4000, used, USER + 0x5000, u64::MAX])
 }
 
 /// What the device saw since it started: freezes, thaws, resets; and whether it is frozen.
@@ -385,9 +346,8 @@ fn queues_that_stop_and_start_where_they_were_pause_the_device() {
     assert_eq!(seen(&front), (1, 0, 0, true));
     let features = front.u64(1);
     assert_eq!(front.ack(2, &features.to_ne_bytes(), &[]), 0);
-    let table = [&1_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
     let memory = front.memory.try_clone().unwrap();
-    assert_eq!(front.ack(5, &table, &[memory.as_fd()]), 0);
+    assert_eq!(front.ack(5, &table(&region()), &[memory.as_fd()]), 0);
     let kicks = [event(), event()];
     let call = event();
     for ((queue, base), kick) in [(0, 5), (3, 0)].into_iter().zip(&kicks) {
@@ -601,10 +561,10 @@ fn running_with_more_memory() -> (FrontEnd, Vec<u8>) {
 fn an_answer_comes_when_the_device_has_followed() {
     let (mut front, more) = running_with_more_memory();
     front.device.is_slow = true;
-    front.send(&message(38, &more, NEED_REPLY), &[]);
+    front.send(&message(38, NEED_REPLY, &more), &[]);
     // What comes next waits behind it.
-    front.send(&message(39, &0_u64.to_ne_bytes(), 0), &[]);
-    front.send(&message(40, &[], 0), &[]);
+    front.send(&message(39, 0, &0_u64.to_ne_bytes()), &[]);
+    front.send(&message(40, 0, &[]), &[]);
     for _ in 0..3 {
         assert!(front.process().unwrap());
         assert_eq!((front.answer(38), front.device.resets), (None, 0));
@@ -626,9 +586,9 @@ fn the_successor_of_a_back_end_that_is_killed_answers() {
     let memory = front.memory.try_clone().unwrap();
     let state = front.server.protocol().state();
     front.device.is_slow = true;
-    front.send(&message(38, &more, NEED_REPLY), &[]);
-    front.send(&message(37, &more, NEED_REPLY), &[memory.as_fd()]);
-    front.send(&message(40, &[], 0), &[]);
+    front.send(&message(38, NEED_REPLY, &more), &[]);
+    front.send(&message(37, NEED_REPLY, &more), &[memory.as_fd()]);
+    front.send(&message(40, 0, &[]), &[]);
     assert!(front.process().unwrap());
     assert_eq!(front.answer(38), None, "the device does not follow yet");
     front.succeed(state).unwrap();
@@ -649,7 +609,7 @@ fn a_queue_goes_on_where_the_device_left_it() {
     assert_eq!(front.ack(18, &state(3, 1), &[]), 0);
     let memory = front.device.memory.clone().unwrap();
     front.device.is_slow = true;
-    front.send(&message(11, &state(3, 0), 0), &[]);
+    front.send(&message(11, 0, &state(3, 0)), &[]);
     assert!(front.process().unwrap());
     memory.write(GUEST + 0x2002, &77_u16.to_le_bytes()).unwrap();
     assert!(front.process().unwrap());
@@ -665,7 +625,7 @@ fn a_front_end_that_goes_while_the_device_follows_is_noticed_afterwards() {
         front.set_up(0, &event(), &event());
         assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
         front.device.is_slow = true;
-        front.send(&message(38, &single(&region()), flags), &[]);
+        front.send(&message(38, flags, &single(&region())), &[]);
         assert!(front.process().unwrap());
         front.socket.shutdown(std::net::Shutdown::Both).unwrap();
         assert!(front.process().unwrap());
@@ -760,7 +720,7 @@ fn a_stream_out_of_step_ends() {
         let error = end(&[1, flags, 0].map(u32::to_ne_bytes).concat());
         assert_eq!(protocol::<BadFlags>(error).0, flags);
     }
-    let error = end(&message(11, &state(9, 0), 0));
+    let error = end(&message(11, 0, &state(9, 0)));
     let Unanswerable { request, fault } = protocol(error);
     assert_eq!((request, fault), (11, Fault::QueueIndex));
     let mut front = FrontEnd::new();
@@ -771,7 +731,7 @@ fn a_stream_out_of_step_ends() {
 #[test]
 fn messages_arrive_in_pieces() {
     let mut front = FrontEnd::negotiated();
-    for byte in message(8, &state(1, 128), NEED_REPLY) {
+    for byte in message(8, NEED_REPLY, &state(1, 128)) {
         assert!(front.socket.read(&mut [0; 1]).is_err(), "no answer before the end");
         front.send(&[byte], &[]);
         front.process().unwrap();
@@ -784,7 +744,7 @@ fn messages_arrive_in_pieces() {
 #[test]
 fn answers_that_nobody_reads_end_it() {
     let mut front = FrontEnd::new();
-    let request = message(1, &[], 0);
+    let request = message(1, 0, &[]);
     let ended = (0..100_000).find_map(|_| {
         // What is sent is taken at once, so that this never blocks.
         front.socket.write_all(&request).unwrap();
