@@ -12,6 +12,7 @@
 //! * `rings`: the owner's side of rings
 //! * `driver`: a driver that makes objects and uses them, over any [`Transport`]
 //! * `socket`, `vhost_user` and `vfio_user`: messages of a VMM
+//! * `vmm`: the transport of a guest whose device is in another process
 //!
 //! Nothing that ships depends on this crate, and this crate does not depend on the engine, whose tests use it.
 
@@ -31,6 +32,7 @@ pub mod socket;
 pub mod vfio_user;
 pub mod vhost_user;
 mod virtqueue;
+mod vmm;
 mod wqe;
 
 pub use self::memory::Memory;
@@ -41,4 +43,5 @@ pub use driver::{
 };
 pub use rings::{CqRing, QpRings, SrqRing, ARM, CQE, CQ_HEAD, PRODUCER, WAKE};
 pub use virtqueue::{Buffer, Descriptor, Virtqueue, F_INDIRECT, F_NEXT, F_WRITE};
+pub use vmm::{Pause, Protocol, Vmm};
 pub use wqe::{brief, doorbell, receive, sge, shortened, Send};

@@ -25,7 +25,7 @@ mod front_end;
 mod rdma;
 
 use front_end::{FrontEnd, LIMIT, REQUESTS};
-use rdma::{bytes_of, Pair, Pause, Transport};
+use rdma::{Pair, Pause, Protocol};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
@@ -694,7 +694,8 @@ fn guests_that_cannot_come_are_refused() {
     let (one, other) = UnixStream::pair().unwrap();
     for descriptor in [one.as_fd(), std::io::stdin().as_fd()] {
         let request = json!({ "method": method, "parameters": { "spec": spec("name=c") } });
-        front_end::send(&socket, format!("{request}\0").as_bytes(), &[descriptor]);
+        let bytes = format!("{request}\0").into_bytes();
+        assert_eq!(testkit::socket::send(&socket, &bytes, &[descriptor]), Ok(bytes.len()));
         let mut answer = Vec::new();
         BufReader::new(&socket).read_until(0, &mut answer).unwrap();
         assert!(String::from_utf8_lossy(&answer).contains("InvalidSocket"), "{answer:?}");
@@ -706,8 +707,8 @@ fn guests_that_cannot_come_are_refused() {
 /// A call that wants no detail gets the numbers of QPs without their entries, and `metrics` has the same numbers.
 #[test]
 fn qps_are_counted_without_an_entry_for_each() {
-    let daemon = Daemon::start_with("count", &[], &two_guests(Transport::VhostUser));
-    let pair = pair(&daemon, Transport::VhostUser);
+    let daemon = Daemon::start_with("count", &[], &two_guests(Protocol::VhostUser));
+    let pair = pair(&daemon, Protocol::VhostUser);
     let mut socket = connect(&daemon.path("control"));
     let mut guest = |parameters: &Value| {
         let answer = call(&mut socket, "org.virtio-rdma.Daemon.Status", parameters);
@@ -1654,13 +1655,13 @@ fn forge(journals: &[File], name: &str, change: impl Fn(&[u8]) -> Vec<u8>) {
 const UNKNOWN: u64 = 1 << 49;
 
 /// Makes the driver agree to one more feature, or one less, in what its VMM has said.
-fn toggle_feature(transport: Transport, said: &[u8]) -> Vec<u8> {
-    match transport {
-        Transport::VhostUser => {
+fn toggle_feature(protocol: Protocol, said: &[u8]) -> Vec<u8> {
+    match protocol {
+        Protocol::VhostUser => {
             let (features, rest): (u64, _) = postcard::take_from_bytes(said).unwrap();
             [&postcard::to_stdvec(&(features ^ UNKNOWN)).unwrap()[..], rest].concat()
         }
-        Transport::VfioUser => {
+        Protocol::VfioUser => {
             type Said = (bool, bool, Vec<u8>, u32, u64, u64);
             let (mut said, rest): (Said, _) = postcard::take_from_bytes(said).unwrap();
             (said.4, said.5) = (said.4 ^ UNKNOWN, said.5 ^ UNKNOWN);
@@ -1675,12 +1676,12 @@ fn toggle_feature(transport: Transport, said: &[u8]) -> Vec<u8> {
 fn a_feature_that_is_not_there_any_more_keeps_a_process_from_starting() {
     let refused = "a: what the last process has left cannot be read: the driver has agreed to the feature bits \
                    0x2000000000000, which this version does not have. Nothing of it has changed";
-    for transport in TRANSPORTS {
+    for protocol in PROTOCOLS {
         let program = Program::new("features");
-        let mut daemon = program.supervise(&two_guests(transport));
-        let mut pair = pair(&daemon, transport);
+        let mut daemon = program.supervise(&two_guests(protocol));
+        let mut pair = pair(&daemon, protocol);
         let journals = journals(&daemon);
-        let toggle = || forge(&journals, "a", |said| toggle_feature(transport, said));
+        let toggle = || forge(&journals, "a", |said| toggle_feature(protocol, said));
         for ends in [Signal::HUP, Signal::KILL] {
             pair.send();
             program.fail(true);
@@ -1702,7 +1703,7 @@ fn a_feature_that_is_not_there_any_more_keeps_a_process_from_starting() {
             }
             let status = daemon.status();
             let connected = [0, 1].map(|guest| status["guests"][guest]["connected"] == true);
-            assert_eq!(connected, [true; 2], "{transport:?}");
+            assert_eq!(connected, [true; 2], "{protocol:?}");
         }
         // Whoever does not want to go back does without the device, or with a reset if the VMM can ask the driver for
         // it.
@@ -1715,7 +1716,7 @@ fn a_feature_that_is_not_there_any_more_keeps_a_process_from_starting() {
         daemon.wait_for("ready");
         let status = daemon.status();
         let connected = [0, 1].map(|guest| status["guests"][guest]["connected"] == true);
-        assert_eq!(connected, [transport == Transport::VfioUser, true]);
+        assert_eq!(connected, [protocol == Protocol::VfioUser, true]);
         program.remove();
         daemon.end();
     }
@@ -2246,21 +2247,21 @@ fn a_process_that_cannot_start_ends_its_supervisor() {
 }
 
 /// How guest a is attached.
-const TRANSPORTS: [Transport; 2] = [Transport::VhostUser, Transport::VfioUser];
+const PROTOCOLS: [Protocol; 2] = [Protocol::VhostUser, Protocol::VfioUser];
 
-/// Returns the guests a and b. The VMM of the first one uses this transport, that of the other one vhost-user.
-fn two_guests(transport: Transport) -> [&'static str; 2] {
-    let guest = match transport {
-        Transport::VhostUser => "name=a,vhost-user",
-        Transport::VfioUser => "name=a,max-cq=20,vfio-user",
+/// Returns the guests a and b. The VMM of the first one uses this protocol, that of the other one vhost-user.
+fn two_guests(protocol: Protocol) -> [&'static str; 2] {
+    let guest = match protocol {
+        Protocol::VhostUser => "name=a,vhost-user",
+        Protocol::VfioUser => "name=a,max-cq=20,vfio-user",
     };
     [guest, "name=b,vhost-user"]
 }
 
 /// Connects to guests a and b, which have two connections to each other.
-fn pair(daemon: &Daemon, transport: Transport) -> Pair {
-    let guests = [("a", transport), ("b", Transport::VhostUser)];
-    Pair::new(guests.map(|(name, transport)| (connect(&daemon.path(name)), transport)))
+fn pair(daemon: &Daemon, protocol: Protocol) -> Pair {
+    let guests = [("a", protocol), ("b", Protocol::VhostUser)];
+    Pair::new(guests.map(|(name, protocol)| (connect(&daemon.path(name)), protocol)))
 }
 
 /// A client that traces a guest.
@@ -2301,14 +2302,14 @@ impl Trace {
 /// A SEND that waits for a receive and a WRITE that is refused are followed at both ends; those of another QP are not.
 #[test]
 fn one_message_is_followed() {
-    let daemon = Daemon::start_with("trace", &[], &two_guests(Transport::VfioUser));
+    let daemon = Daemon::start_with("trace", &[], &two_guests(Protocol::VfioUser));
     let mut socket = connect(&daemon.path("control"));
     let nobody = serde_json::json!({ "guest": "a" });
     let answer = call(&mut socket, "org.virtio-rdma.Daemon.Trace", &nobody);
     assert_eq!(answer["error"], "org.varlink.service.ExpectedMore");
     let (_, unknown) = run(&daemon, &["trace", "x"]);
     assert!(unknown.contains("UnknownGuest"), "{unknown}");
-    let mut pair = pair(&daemon, Transport::VfioUser);
+    let mut pair = pair(&daemon, Protocol::VfioUser);
     let [[a, b], [other, _]] = pair.connections[..] else { panic!("not two connections") };
     let (mut at_a, mut at_b) = (Trace::of(&daemon, "a", a), Trace::of(&daemon, "b", b));
 
@@ -2373,8 +2374,8 @@ fn frames_of(file: &Path) -> (Vec<(u32, u32, Vec<u8>)>, u64) {
 /// What the local path carries is captured at both ends as packets, until as many have come as are wanted, or a signal.
 #[test]
 fn frames_of_the_local_path_are_captured() {
-    let daemon = Daemon::start_with("capture", &[], &two_guests(Transport::VfioUser));
-    let mut pair = pair(&daemon, Transport::VfioUser);
+    let daemon = Daemon::start_with("capture", &[], &two_guests(Protocol::VfioUser));
+    let mut pair = pair(&daemon, Protocol::VfioUser);
     let [[a, b], _] = pair.connections[..] else { panic!("not two connections") };
     let start = |guest: &str, options: &[&str]| {
         let file = daemon.path(guest).with_extension("pcapng");
@@ -2424,9 +2425,9 @@ fn frames_of_the_local_path_are_captured() {
 /// Messages that are under way between two guests when the daemon restarts arrive, each once and in order.
 #[test]
 fn messages_under_way_outlive_a_restart() {
-    for transport in TRANSPORTS {
-        let mut daemon = Daemon::supervised("under-way", &two_guests(transport));
-        let mut pair = pair(&daemon, transport);
+    for protocol in PROTOCOLS {
+        let mut daemon = Daemon::supervised("under-way", &two_guests(protocol));
+        let mut pair = pair(&daemon, protocol);
         for _ in 0..2 {
             pair.send();
             daemon.restart();
@@ -2446,9 +2447,9 @@ fn connect_in_vain(daemon: &Daemon, name: &str) {
 /// A guest has one VMM. Another one that connects meanwhile is disconnected at once, and the first one notices nothing.
 #[test]
 fn a_second_vmm_is_refused() {
-    for transport in TRANSPORTS {
-        let mut daemon = Daemon::supervised("second", &two_guests(transport));
-        let mut pair = pair(&daemon, transport);
+    for protocol in PROTOCOLS {
+        let mut daemon = Daemon::supervised("second", &two_guests(protocol));
+        let mut pair = pair(&daemon, protocol);
         for restarted in [false, true] {
             for refused in 1..4 {
                 pair.send();
@@ -2478,16 +2479,16 @@ fn a_second_vmm_is_refused() {
 /// A VMM that ends, and one that connects in its place before the process has noticed that: the latter is served.
 #[test]
 fn a_vmm_that_is_started_again_is_served() {
-    for transport in TRANSPORTS {
-        let daemon = Daemon::supervised("again-at-once", &two_guests(transport));
+    for protocol in PROTOCOLS {
+        let daemon = Daemon::supervised("again-at-once", &two_guests(protocol));
         for _ in 0..20 {
-            let vmms = pair(&daemon, transport);
+            let vmms = pair(&daemon, protocol);
             kill_process(daemon.server(), Signal::STOP).unwrap();
             vmms.end();
             let sockets = ["a", "b"].map(|name| connect(&daemon.path(name)));
             kill_process(daemon.server(), Signal::CONT).unwrap();
             let [one, other] = sockets;
-            let mut vmms = Pair::new([(one, transport), (other, Transport::VhostUser)]);
+            let mut vmms = Pair::new([(one, protocol), (other, Protocol::VhostUser)]);
             vmms.send();
             vmms.receive();
             vmms.end();
@@ -2635,8 +2636,8 @@ fn objects(daemon: &Daemon, guest: usize) -> [u64; 4] {
 /// Nothing touches its memory meanwhile, and its peer sees no error.
 #[test]
 fn a_paused_guest_loses_nothing() {
-    let mut daemon = Daemon::supervised("paused", &two_guests(Transport::VhostUser));
-    let mut pair = pair(&daemon, Transport::VhostUser);
+    let mut daemon = Daemon::supervised("paused", &two_guests(Protocol::VhostUser));
+    let mut pair = pair(&daemon, Protocol::VhostUser);
     let made = objects(&daemon, 1);
     assert_eq!(made, [1, 1, 1, 2]);
     for (pause, restarts) in
@@ -2645,13 +2646,13 @@ fn a_paused_guest_loses_nothing() {
         let bases = pair.guests[1].pause(pause);
         pair.send();
         let places = pair.post_receives();
-        let before = bytes_of(&pair.guests[1].memory());
+        let before = pair.guests[1].bytes();
         if restarts {
             daemon.restart();
         }
         // The daemon serves the peer.
         pair.guests[0].query_port();
-        assert!(bytes_of(&pair.guests[1].memory()) == before, "{pause:?}, restart: {restarts}");
+        assert!(pair.guests[1].bytes() == before, "{pause:?}, restart: {restarts}");
         assert_eq!(objects(&daemon, 1), made, "{pause:?}, restart: {restarts}");
         pair.guests[1].resume(pause, &bases);
         pair.complete(places);

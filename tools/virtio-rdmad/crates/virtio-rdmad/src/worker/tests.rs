@@ -18,7 +18,7 @@ mod front_end;
 mod rdma;
 
 use front_end::{FrontEnd, REQUESTS};
-use rdma::{Pair, Transport};
+use rdma::{Pair, Protocol};
 
 /// Workers and guests that they may serve.
 struct Bench {
@@ -426,7 +426,7 @@ fn messages_go_on_while_guests_are_moved() {
                 std::thread::yield_now();
             }
         };
-        let mut pair = Pair::new(sockets.map(|socket| (socket, Transport::VhostUser)));
+        let mut pair = Pair::new(sockets.map(|socket| (socket, Protocol::VhostUser)));
         for round in 0..200 {
             move_one(&guests[round % 2]);
             pair.send();

@@ -2,30 +2,27 @@
 //! A vhost-user front end that posts control requests.
 #![allow(dead_code)] // each test uses a part of it
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use abi::VIRTIO_RDMA_CMD_CREATE_PD;
+use ring::Layout;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use testkit::command::encode;
+pub use testkit::socket::LIMIT;
+use testkit::socket::{new_eventfd, new_memory};
+use testkit::vhost_user::{answer, region, request, send, set_up_queue, single, state, table};
+use testkit::{Descriptor, Memory, Virtqueue};
 
-/// The bound on each wait. A test takes seconds.
-pub const LIMIT: Duration = Duration::from_secs(300);
-
-/// The address where the front end says that it has the memory, and the offsets of the control queue.
+/// The address where the front end says that it has the memory, and the control queue in it.
 const USER: u64 = 0x10_0000;
 const MEMORY: u64 = 0x1_0000;
-const DESC: u64 = 0;
-const AVAIL: u64 = 0x2000;
-const USED: u64 = 0x3000;
+const LAYOUT: Layout =
+    Layout { size: 2 * REQUESTS, desc: 0, avail: 0x2000, used: 0x3000, event_idx: false };
 const BUFFERS: u64 = 0x4000;
 /// How many control requests the ring has, of two descriptors each.
 pub const REQUESTS: u16 = 128;
-const CREATE_PD: u8 = 4;
 /// The guest address of the first region besides the memory at 0, and the distance of such regions.
 const ALIASES: u64 = 1 << 32;
 const ALIAS: u64 = 2 * MEMORY;
@@ -33,42 +30,51 @@ const ALIAS: u64 = 2 * MEMORY;
 /// A front end that posts control requests.
 pub struct FrontEnd {
     socket: UnixStream,
-    memory: OwnedFd,
+    memory: File,
+    queue: Virtqueue,
     kick: OwnedFd,
     call: OwnedFd,
+}
+
+/// The file of guest memory, which may get lost, so the test does not map it.
+struct File(OwnedFd);
+
+impl Memory for File {
+    fn read_bytes(&self, addr: u64, bytes: &mut [u8]) {
+        assert_eq!(rustix::io::pread(&self.0, &mut *bytes, addr), Ok(bytes.len()));
+    }
+
+    fn write_bytes(&self, addr: u64, bytes: &[u8]) {
+        assert_eq!(rustix::io::pwrite(&self.0, bytes, addr), Ok(bytes.len()));
+    }
 }
 
 impl FrontEnd {
     /// Hands over memory and the control queue, in which `posted` requests are available.
     pub fn start(socket: UnixStream, posted: u16) -> Self {
-        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&memory, MEMORY).unwrap();
-        let this = Self { socket, memory, kick: new_eventfd(), call: new_eventfd() };
+        let (memory, queue) = (File(new_memory(MEMORY)), Virtqueue::new(LAYOUT));
+        let this = Self { socket, memory, queue, kick: new_eventfd(), call: new_eventfd() };
         for request in 0..REQUESTS {
             this.write_request(request, 0);
         }
         this.post(posted);
-        let state = |value: u32| [0, value].map(u32::to_ne_bytes).concat();
-        let words = |words: &[u64]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>();
-        this.send(5, &words(&[1, 0, MEMORY, USER, 0]), &[this.memory.as_fd()]);
-        this.send(8, &state(256), &[]);
-        this.send(10, &state(0), &[]);
-        this.send(9, &words(&[0, USER + DESC, USER + USED, USER + AVAIL, 0]), &[]);
-        this.send(13, &words(&[0]), &[this.call.as_fd()]);
-        this.send(12, &words(&[0]), &[this.kick.as_fd()]);
+        let memory = table(&region(0, MEMORY, USER, 0));
+        send(&this.socket, request::SET_MEM_TABLE, &memory, &[this.memory.0.as_fd()]);
+        let signals = [this.kick.as_fd(), this.call.as_fd()];
+        set_up_queue(&this.socket, 0, (&LAYOUT, Some(0)), USER, signals);
         this
     }
 
     /// Resets the device, and hands over memory and the control queue as [`Self::start`] does.
     pub fn start_again(self, posted: u16) -> Self {
-        self.send(34, &[], &[]);
+        send(&self.socket, request::RESET_DEVICE, &[], &[]);
         Self::start(self.socket, posted)
     }
 
     /// Begins again as [`Self::start`] does, with the control queue only disabled, which is what user-mode Linux does
     /// when its driver resets the device.
     pub fn start_on_new_rings(self, posted: u16) -> Self {
-        self.send(18, &[0; 8], &[]);
+        send(&self.socket, request::SET_VRING_ENABLE, &state(0, 0), &[]);
         Self::start(self.socket, posted)
     }
 
@@ -79,7 +85,7 @@ impl FrontEnd {
 
     /// Makes requests available, up to this number in all.
     pub fn post(&self, posted: u16) {
-        self.write(AVAIL + 2, &posted.to_le_bytes());
+        self.memory.put(LAYOUT.avail + 2, &posted);
     }
 
     /// Notifies the device of available requests.
@@ -91,9 +97,8 @@ impl FrontEnd {
     /// last ones of these, so that the device answers only where it has them.
     pub fn add_regions(&self, count: u64) {
         for alias in (0..count).map(|index| ALIASES + index * ALIAS) {
-            let words = [0, alias, MEMORY, USER + alias, 0];
-            let payload: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
-            self.send(37, &payload, &[self.memory.as_fd()]);
+            let region = single(&region(alias, MEMORY, USER + alias, 0));
+            send(&self.socket, request::ADD_MEM_REG, &region, &[self.memory.0.as_fd()]);
         }
         for request in 0..REQUESTS {
             let index = count - 1 - u64::from(request) % count;
@@ -103,19 +108,18 @@ impl FrontEnd {
 
     /// Asks for the status of the device (GET_STATUS). The answer is read by [`FrontEnd::status`].
     pub fn ask_status(&self) {
-        self.send(40, &[], &[]);
+        send(&self.socket, request::GET_STATUS, &[], &[]);
     }
 
     /// Returns the device status that was asked for.
     pub fn status(&self) -> u64 {
-        let mut answer = [0; 20];
-        assert_eq!(rustix::io::read(&self.socket, &mut answer), Ok(20));
-        u64::from_ne_bytes(answer[12..].try_into().unwrap())
+        let status = answer(&self.socket, request::GET_STATUS).expect("an answer");
+        u64::from_ne_bytes(status.try_into().unwrap())
     }
 
     /// Takes the memory away.
     pub fn truncate(&self) {
-        rustix::fs::ftruncate(&self.memory, 0).unwrap();
+        rustix::fs::ftruncate(&self.memory.0, 0).unwrap();
     }
 
     /// Waits until this many requests are answered.
@@ -130,69 +134,25 @@ impl FrontEnd {
 
     /// Returns the replies of all requests: the status and the number of the PD, which is little-endian.
     pub fn replies(&self) -> Vec<[u8; 5]> {
-        let reply = |number: u16| {
-            let mut reply = [0; 5];
-            let at = BUFFERS + u64::from(number) * 16 + 8;
-            rustix::io::pread(&self.memory, &mut reply, at).unwrap();
-            reply
-        };
-        (0..REQUESTS).map(reply).collect()
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) {
-        rustix::io::pwrite(&self.memory, bytes, at).unwrap();
+        (0..REQUESTS).map(|number| self.memory.get(buffer(number) + 8)).collect()
     }
 
     /// Writes CREATE_PD, and room for its reply. The device finds both in the region at this guest address.
     fn write_request(&self, number: u16, region: u64) {
-        let buffer = BUFFERS + u64::from(number) * 16;
-        let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
-            let (addr, len) = (addr.to_le_bytes(), len.to_le_bytes());
-            [&addr[..], &len, &flags.to_le_bytes(), &next.to_le_bytes()].concat()
-        };
-        let head = 2 * number;
-        let at = region + buffer;
-        let chain = [descriptor(at, 1, 1, head + 1), descriptor(at + 8, 5, 2, 0)].concat();
-        self.write(DESC + u64::from(head) * 16, &chain);
-        self.write(buffer, &[CREATE_PD]);
-        self.write(AVAIL + 4 + u64::from(number) * 2, &head.to_le_bytes());
+        let (head, at) = (2 * number, region + buffer(number));
+        Descriptor::new((at, 1, false), Some(head + 1)).write(&self.memory, LAYOUT.desc, head);
+        Descriptor::new((at + 8, 5, true), None).write(&self.memory, LAYOUT.desc, head + 1);
+        self.memory.write_bytes(buffer(number), &encode(VIRTIO_RDMA_CMD_CREATE_PD, &()));
+        self.memory.put(LAYOUT.avail + 4 + u64::from(number) * 2, &head);
     }
 
     /// Returns how many requests were answered.
     pub fn answered(&self) -> u16 {
-        let mut index = [0; 2];
-        rustix::io::pread(&self.memory, &mut index, USED + 2).unwrap();
-        u16::from_le_bytes(index)
-    }
-
-    fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        let size = u32::try_from(payload.len()).unwrap();
-        let header = [request, 1, size].map(u32::to_ne_bytes).concat();
-        let message = [header.as_slice(), payload].concat();
-        send(&self.socket, &message, fds);
+        self.queue.used_index(&self.memory)
     }
 }
 
-/// Sends bytes with descriptors, if there are any.
-pub fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-    assert_eq!(try_send(socket, bytes, descriptors), Ok(bytes.len()));
-}
-
-/// Sends bytes with descriptors, if there are any, or returns why the socket does not take them.
-pub fn try_send(
-    socket: &UnixStream,
-    bytes: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-    }
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
-}
-
-/// Makes an eventfd that does not block.
-pub fn new_eventfd() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+/// Returns the place of a request in the file of memory.
+fn buffer(number: u16) -> u64 {
+    BUFFERS + u64::from(number) * 16
 }
