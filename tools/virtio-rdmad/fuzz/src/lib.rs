@@ -8,6 +8,7 @@
 mod guest;
 mod program;
 mod rings;
+mod secret;
 mod socket;
 mod tracked;
 mod verbs;
@@ -18,6 +19,9 @@ pub use guest::{
 };
 pub use program::Program;
 pub use rings::RING_PAGES;
+pub use secret::{
+    check_second_region, has_secret, hide_secrets, reg_others, GIVEN, OTHER_PD, OWN, READABLE,
+};
 pub use socket::{connect, serve, Conversation, Peer};
 pub use tracked::Tracked;
 pub use verbs::{connect_qp, create_cq, create_pd, create_qp, qp_request, reg_mr, set_state};

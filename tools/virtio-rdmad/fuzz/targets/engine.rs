@@ -26,26 +26,15 @@ use std::time::Duration;
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Next};
 use fuzz::{
-    connect_qp, create_cq, create_pd, create_qp, modify, qp_request, reg_mr, set_state, Clock,
-    Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING_BYTES, RING_PAGES, SCRATCH, WINDOW,
+    check_second_region, connect_qp, create_cq, create_pd, create_qp, has_secret, hide_secrets,
+    modify, qp_request, reg_mr, reg_others, set_state, Clock, Guest, Program, DOORBELL_BYTES,
+    GIVEN, INLINE, OTHER_PD, OWN, READABLE, REGIONS, RING_BYTES, RING_PAGES, SCRATCH, WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
 use testkit::command::{create_xrc_tgt, resize_srq};
-use testkit::{doorbell, receive, sge, Descriptor, Memory, Send, F_INDIRECT, F_WRITE};
+use testkit::{doorbell, receive, sge, Descriptor, Memory, Send, ALL, F_INDIRECT, F_WRITE};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// The peer's MR with all access. Other MRs of the peer must not change.
-const GIVEN: std::ops::Range<u64> = 0x8000..0xc000;
-/// The peer's MR without remote access. The first guest must not see its bytes.
-const LOCAL: std::ops::Range<u64> = 0xc000..0xd000;
-/// The peer's MR with all access in another PD than that of its QP.
-const OTHER_PD: std::ops::Range<u64> = 0xd000..0xe000;
-/// The peer's MR with remote read access alone.
-const READ: std::ops::Range<u64> = 0xe000..0xf000;
-const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
-    | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
-    | VIRTIO_RDMA_ACCESS_REMOTE_READ
-    | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
 /// Send opcodes that name a key to register or to invalidate.
 const MEMORY_MANAGEMENT: [u32; 5] = [
     VIRTIO_RDMA_WR_REG_MR,
@@ -54,27 +43,6 @@ const MEMORY_MANAGEMENT: [u32; 5] = [
     VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
     VIRTIO_RDMA_WR_BIND_MW,
 ];
-/// The word that fills those parts of the peer's memory that the first guest must not read.
-const SECRET: u64 = 0x2f97_a5c1_0b6e_d843;
-
-/// Returns a number by which a word is compared with the secret. The secret itself is never compared,
-/// because the fuzzer learns from comparisons and would then write the secret itself.
-const fn trace(word: u64) -> u64 {
-    let mixed = word.rotate_left(23) ^ (word >> 7);
-    mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (mixed >> 31)
-}
-
-/// Returns whether the secret is anywhere in these bytes.
-fn has_secret(bytes: &[u8]) -> bool {
-    const PART: usize = 512;
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let starts = (0..bytes.len()).step_by(PART);
-    let parts = starts.map(|at| &bytes[at..(at + PART + 7).min(bytes.len())]);
-    // Most of memory is zeros. One comparison of a part takes less time than one for each word.
-    parts
-        .filter(|part| **part != [0; PART + 7][..part.len()])
-        .any(|part| part.windows(8).any(|bytes| trace(word(bytes)) == const { trace(SECRET) }))
-}
 
 /// The objects that one guest uses to communicate.
 #[derive(Clone, Default)]
@@ -96,7 +64,7 @@ struct World {
     /// The peer's sends and receives that have no CQE yet, each with its index in the ring.
     posted: [HashMap<u64, u32>; 2],
     wr_id: u64,
-    /// The content of the peer's memory from the start of [`LOCAL`] on.
+    /// The content of the peer's memory from the start of [`OWN`] on.
     kept: Vec<u8>,
     /// Whether the device may write anywhere in the first guest's memory.
     exposed: bool,
@@ -106,7 +74,7 @@ impl End {
     /// Creates a PD, a CQ, a QP and the first MR.
     fn new(guest: &mut Guest, kind: u32, range: std::ops::Range<u64>) -> Self {
         let (pdn, cqn) = (create_pd(guest), create_cq(guest, 0));
-        let keys = vec![reg_mr(guest, pdn, range, ALL_ACCESS)];
+        let keys = vec![reg_mr(guest, pdn, range, ALL)];
         let qpn = create_qp(guest, pdn, cqn, kind, 1);
         for _ in 0..4 {
             guest.add_event_buffers();
@@ -152,20 +120,14 @@ impl World {
         };
         let fabric = Fabric::new(config);
         let (mut a, mut b) = (Guest::new(&fabric, 1, rings), Guest::new(&fabric, 2, rings));
-        let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x800);
-        b.memory.write_bytes(LOCAL.start, &secret[..0x2000]);
-        b.memory.write_bytes(READ.end, &secret);
-        b.memory.write_bytes(REGIONS[1].0, &secret[..0x2000]);
+        hide_secrets(&b, WINDOW.end);
         let mut peer = End::new(&mut b, kind, GIVEN);
-        let other_pd = create_pd(&b);
-        peer.keys.push(reg_mr(&mut b, peer.pdn, LOCAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE));
-        peer.keys.push(reg_mr(&mut b, other_pd, OTHER_PD, ALL_ACCESS));
-        peer.keys.push(reg_mr(&mut b, peer.pdn, READ, VIRTIO_RDMA_ACCESS_REMOTE_READ));
+        peer.keys.extend(reg_others(&mut b, peer.pdn));
         let mut own = End::new(&mut a, kind, WINDOW);
         own.keys.extend(&peer.keys);
         connect_qp(&a, kind, own.qpn, b.gid, peer.qpn);
         connect_qp(&b, kind, peer.qpn, a.gid, own.qpn);
-        let kept = b.load(LOCAL.start, (WINDOW.end - LOCAL.start) as usize);
+        let kept = b.load(OWN.start, (WINDOW.end - OWN.start) as usize);
         let posted = Default::default();
         let ends = [own, peer];
         Self { clock, kind, a, b, ends, posted, wr_id: 0, kept, exposed: false }
@@ -190,10 +152,10 @@ impl World {
         let anchors = [
             GIVEN.start,
             GIVEN.end - 8,
-            LOCAL.start,
+            OWN.start,
             OTHER_PD.start,
-            READ.start,
-            READ.end,
+            READABLE.start,
+            READABLE.end,
             WINDOW.end - 16,
             REGIONS[1].0,
             SCRATCH.start,
@@ -210,7 +172,7 @@ impl World {
 
     /// Returns an address and a key for the first guest. Mostly both belong to the same MR.
     fn place(&self, program: &mut Program<'_>) -> (u64, u32) {
-        let starts = [WINDOW, GIVEN, LOCAL, OTHER_PD, READ].map(|range| range.start);
+        let starts = [WINDOW, GIVEN, OWN, OTHER_PD, READABLE].map(|range| range.start);
         let keys = &self.ends[0].keys;
         let (choice, shift) = (program.u8(), program.u8());
         let key = match program.u8() {
@@ -518,8 +480,8 @@ impl World {
 
     /// Returns a registration of two pages. The guest may overwrite the list that names them.
     fn registration(key: u32, program: &mut Program<'_>) -> WrReg {
-        let pages = program.pick(&[GIVEN.start, LOCAL.start, u64::MAX]);
-        let access = program.pick(&[ALL_ACCESS, 1, 0, u32::MAX]);
+        let pages = program.pick(&[GIVEN.start, OWN.start, u64::MAX]);
+        let access = program.pick(&[ALL, 1, 0, u32::MAX]);
         let (iova, length) = (Self::addr(program), program.pick(&[0x2000, 0x1000, 1, 0]));
         let page_shift = program.pick(&[12, 12, 12, 16, 0]);
         let page_size = 1 << page_shift;
@@ -797,11 +759,9 @@ impl World {
 
     /// Checks the memory of both guests.
     fn check_memory(&self) {
-        let now = self.b.load(LOCAL.start, self.kept.len());
+        let now = self.b.load(OWN.start, self.kept.len());
         assert!(now == self.kept, "memory of the peer that it did not give out was written");
-        let (start, len) = REGIONS[1];
-        let secret = SECRET.to_le_bytes().repeat(len as usize / 8);
-        assert!(self.b.load(start, len as usize) == secret, "its second region was written");
+        check_second_region(&self.b);
         assert!(!has_secret(&self.a.snapshot()), "memory of the peer was read");
         assert_eq!(self.b.memory.written(), None, "the peer's device wrote where it may not");
         assert!(

@@ -21,12 +21,8 @@ use fuzz::{
 };
 use libfuzzer_sys::fuzz_target;
 use roce::Segments;
-use testkit::{sge, Send};
+use testkit::{sge, Send, ALL};
 
-const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
-    | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
-    | VIRTIO_RDMA_ACCESS_REMOTE_READ
-    | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
 /// The address of the peer over the wire.
 const REMOTE: Gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9];
 /// The bytes of the header of an image, and those of them that its checksum is of.
@@ -127,7 +123,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut guests = [Guest::new(&before, 1, rings), Guest::new(&before, 2, rings)];
     let ends = guests.each_mut().map(|guest| {
         let (pdn, cqn) = (create_pd(guest), create_cq(guest, 0));
-        let key = reg_mr(guest, pdn, WINDOW, ALL_ACCESS);
+        let key = reg_mr(guest, pdn, WINDOW, ALL);
         let qps = [1, 2].map(|page| create_qp(guest, pdn, cqn, VIRTIO_RDMA_QPT_RC, page));
         guest.add_event_buffers();
         (qps, key)

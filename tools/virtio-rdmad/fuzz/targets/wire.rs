@@ -23,7 +23,8 @@ use std::time::Duration;
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Gid, Next, Uplink};
 use fuzz::{
-    command, connect_qp, create_cq, create_pd, create_qp, reg_mr, Clock, Guest, Program, REGIONS,
+    check_second_region, command, connect_qp, create_cq, create_pd, create_qp, has_secret,
+    hide_secrets, reg_mr, reg_others, Clock, Guest, Program, GIVEN, OTHER_PD, OWN, READABLE,
     WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
@@ -32,46 +33,19 @@ use roce::{
     FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, SackEth, Segments,
     Split, Syndrome, Vlan, Xrceth,
 };
-use testkit::{sge, Memory, Send};
+use testkit::{sge, Memory, Send, ALL};
 
-/// The second guest's MR with all access. The receives of its QPs go there as well.
-const GIVEN: Range<u64> = 0x8000..0xc000;
-/// Its MR without remote access.
-const LOCAL: Range<u64> = 0xc000..0xd000;
-/// Its MR with all access in a PD of no QP.
-const OTHER_PD: Range<u64> = 0xd000..0xe000;
-/// Its MR with remote read access alone.
-const READ: Range<u64> = 0xe000..0xf000;
 /// The memory for work requests. Each virtqueue has places of its own, which it uses in turn.
 const WORK_REQUESTS: Range<u64> = 0x1_0000..WINDOW.end;
 /// The bytes of a place, and the places of a virtqueue, which is full with as many.
 const PLACE: u64 = 160;
 const PLACES: u64 = 16;
-const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
-    | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
-    | VIRTIO_RDMA_ACCESS_REMOTE_READ
-    | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-/// The word that fills those parts of the second guest's memory that nobody may read.
-const SECRET: u64 = 0x2f97_a5c1_0b6e_d843;
 /// The Q_Key of the UD QPs, as [`fuzz::modify`] has it.
 const QKEY: u32 = 0x1111;
 /// Packets under way between the guests; further ones are lost.
 const MOST_UNDER_WAY: usize = 64;
 /// Rounds in which two guests and the cable between them must come to rest.
 const ROUNDS: usize = 100_000;
-
-/// Returns a number by which a word is compared with the secret. The secret itself is never compared,
-/// because the fuzzer learns from comparisons.
-const fn trace(word: u64) -> u64 {
-    let mixed = word.rotate_left(23) ^ (word >> 7);
-    mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (mixed >> 31)
-}
-
-/// Returns whether the secret is anywhere in these bytes.
-fn has_secret(bytes: &[u8]) -> bool {
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    bytes.windows(8).any(|bytes| trace(word(bytes)) == const { trace(SECRET) })
-}
 
 /// An end of the cable, which holds what its host sends.
 #[derive(Default)]
@@ -129,7 +103,7 @@ impl Host {
         let mut guest = Guest::new(&fabric, number, false);
         let pdn = create_pd(&guest);
         let cqn = create_cq(&mut guest, 0);
-        let keys = vec![reg_mr(&mut guest, pdn, GIVEN, ALL_ACCESS)];
+        let keys = vec![reg_mr(&mut guest, pdn, GIVEN, ALL)];
         let kinds = [VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UD];
         let qps = kinds.map(|kind| create_qp(&mut guest, pdn, cqn, kind, 0));
         for _ in 0..4 {
@@ -200,7 +174,7 @@ struct World {
     posted: HashSet<u64>,
     /// A few packets that were sent before.
     before: Vec<Vec<u8>>,
-    /// The content of the second guest's memory from the start of [`LOCAL`] on.
+    /// The content of the second guest's memory from the start of [`OWN`] on.
     kept: Vec<u8>,
 }
 
@@ -208,20 +182,11 @@ impl World {
     fn new() -> Self {
         let clock = Arc::new(Clock::default());
         let (a, mut b) = (Host::new(&clock, 1), Host::new(&clock, 2));
-        let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x400);
-        b.guest.memory.write_bytes(LOCAL.start, &secret);
-        b.guest.memory.write_bytes(READ.end, &secret[..0x1000]);
-        b.guest.memory.write_bytes(REGIONS[1].0, &secret);
-        let other_pd = create_pd(&b.guest);
-        let keys = [
-            reg_mr(&mut b.guest, b.pdn, LOCAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE),
-            reg_mr(&mut b.guest, other_pd, OTHER_PD, ALL_ACCESS),
-            reg_mr(&mut b.guest, b.pdn, READ, VIRTIO_RDMA_ACCESS_REMOTE_READ),
-        ];
-        b.keys.extend(keys);
+        hide_secrets(&b.guest, WORK_REQUESTS.start);
+        b.keys.extend(reg_others(&mut b.guest, b.pdn));
         a.connect(b.guest.gid, b.qps);
         b.connect(a.guest.gid, a.qps);
-        let kept = b.guest.load(LOCAL.start, (WORK_REQUESTS.start - LOCAL.start) as usize);
+        let kept = b.guest.load(OWN.start, (WORK_REQUESTS.start - OWN.start) as usize);
         let (posted, before) = Default::default();
         Self { clock, a, b, wr_id: 0, posted, before, kept }
     }
@@ -295,7 +260,7 @@ impl World {
 
     /// Returns an address and a key, which mostly belong to the same MR.
     fn place(&self, program: &mut Program<'_>) -> (u64, u32) {
-        let starts = [GIVEN, GIVEN, LOCAL, OTHER_PD, READ].map(|range| range.start);
+        let starts = [GIVEN, GIVEN, OWN, OTHER_PD, READABLE].map(|range| range.start);
         let keys = [0, 0, 1, 2, 3].map(|at| self.b.keys[at]);
         let (choice, shift) = (program.below(5), program.u8());
         match program.u8() {
@@ -527,11 +492,9 @@ impl World {
 
     /// Checks the memory of the second guest.
     fn check_memory(&self) {
-        let now = self.b.guest.load(LOCAL.start, self.kept.len());
+        let now = self.b.guest.load(OWN.start, self.kept.len());
         assert!(now == self.kept, "memory was written that was not given out");
-        let (start, len) = REGIONS[1];
-        let secret = SECRET.to_le_bytes().repeat(len as usize / 8);
-        assert!(self.b.guest.load(start, len as usize) == secret, "its second region was written");
+        check_second_region(&self.b.guest);
         assert_eq!(self.b.guest.memory.written(), None, "the device wrote where it may not");
     }
 
