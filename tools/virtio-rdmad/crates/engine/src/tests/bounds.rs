@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use abi::*;
 use memory::GuestMemory;
+use testkit::command::{create_srq, encode, reg_user_mr, region, resize_srq, shape};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::driver::*;
@@ -44,7 +45,13 @@ fn guest() -> Guest {
 fn write_pages(guest: &Guest, at: u64, count: u64) -> virtio_rdma_ring_region {
     let pages: Vec<u64> = (0..count).map(|page| DATA + page % 1000 * 2 * PAGE).collect();
     guest.memory.write(at, pages.as_bytes()).unwrap();
-    virtio_rdma_ring_region { pages: at, npages: count as u32, reserved_0c: 0 }
+    region(at, count as u32)
+}
+
+/// Returns a request for an MR of `count` pages, whose table [`write_pages`] writes.
+fn region_request(guest: &Guest, pdn: u32, count: u64) -> virtio_rdma_cmd_reg_user_mr {
+    let table = write_pages(guest, 48 << 20, count);
+    reg_user_mr(pdn, ALL, (0, count * PAGE), (table.pages, table.npages))
 }
 
 /// Rings the doorbells of objects 1 to `count`, with as many in a buffer as it holds.
@@ -128,8 +135,7 @@ fn a_cq_that_overflows_takes_all_its_qps_along_once() {
         assert_eq!(state(&mut guest, last), VIRTIO_RDMA_QPS_ERR);
         let before = guest.device.counter(Counter::Work);
         for _ in 0..20 {
-            let request = virtio_rdma_cmd_modify_cq { cqn, cq_count: 4, cq_period: 4 };
-            guest.command::<_, ()>(VIRTIO_RDMA_CMD_MODIFY_CQ, &request).unwrap();
+            guest.modify_cq(cqn, 4, 4).unwrap();
         }
         assert!(guest.device.counter(Counter::Work) - before < u64::from(MANY) * 100);
     });
@@ -175,11 +181,7 @@ fn a_large_region_comes_and_goes_in_steps() {
         let mut guest = guest();
         let pdn = guest.create_pd();
         let count = 40_000;
-        let region = write_pages(&guest, 48 << 20, count);
-        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
-        (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
-        (request.pages, request.npages) = (region.pages, region.npages);
-        request.page_shift = PAGE_SHIFT;
+        let request = region_request(&guest, pdn, count);
         let work = |guest: &Guest| guest.device.counter(Counter::Work);
         let before = work(&guest);
         let mr: virtio_rdma_rsp_mr = guest.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
@@ -215,15 +217,12 @@ fn resizing_a_full_cq_and_a_full_srq() {
         assert_eq!(reply.moved, depth);
         assert!(guest.device.counter(Counter::Work) - before > TURN);
 
-        let shape = virtio_rdma_ring_shape { depth, stride: 32, offset: 256, reserved_0c: 0 };
-        let mut request = virtio_rdma_cmd_create_srq::new_zeroed();
-        (request.pdn, request.max_sge, request.ring) = (pdn, 1, shape);
-        request.region = old_srq;
+        let shape = shape(depth, 32, 256);
+        let request = virtio_rdma_cmd_create_srq { max_sge: 1, ..create_srq(pdn, old_srq, shape) };
         let srq: virtio_rdma_rsp_create_srq =
             guest.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request).unwrap();
         guest.memory.write(DATA, &depth.to_le_bytes()).unwrap();
-        let mut request = virtio_rdma_cmd_resize_srq::new_zeroed();
-        (request.region, request.ring, request.srqn) = (new_srq, shape, srq.srqn);
+        let request = resize_srq(srq.srqn, new_srq, shape);
         let before = guest.device.counter(Counter::Work);
         let reply: virtio_rdma_rsp_resize_srq =
             guest.command(VIRTIO_RDMA_CMD_RESIZE_SRQ, &request).unwrap();
@@ -259,11 +258,7 @@ impl Much {
         for _ in 0..MANY {
             guest.reg_mr(pdn, EXTRA.0, 0x1000, ALL);
         }
-        let region = write_pages(&guest, 48 << 20, 40_000);
-        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
-        (request.pdn, request.access_flags, request.length) = (pdn, ALL, 40_000 * PAGE);
-        (request.pages, request.npages) = (region.pages, region.npages);
-        request.page_shift = PAGE_SHIFT;
+        let request = region_request(&guest, pdn, 40_000);
         guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
         let data = guest.reg_mr(pdn, DATA, 0x4000, ALL).lkey;
         let gid = guest.gid;
@@ -392,7 +387,7 @@ fn a_qp_with_many_windows_goes_in_steps() {
 fn add_destroy_qp(much: &mut Much, room: u32) -> u64 {
     let (at, reply) = (47 << 20, (47 << 20) + PAGE);
     let request = virtio_rdma_cmd_destroy_qp { qpn: much.qpns[0] };
-    let bytes = [&[VIRTIO_RDMA_CMD_DESTROY_QP as u8], request.as_bytes()].concat();
+    let bytes = encode(VIRTIO_RDMA_CMD_DESTROY_QP, &request);
     much.guest.memory.write(at, &bytes).unwrap();
     much.guest.memory.write(reply, &[0xff]).unwrap();
     let reply_buffer = (reply, room, true);
@@ -464,12 +459,7 @@ fn an_srq_for_xrc_goes_in_steps() {
 
 /// Begins a REG_USER_MR of many pages, and leaves it unfinished. Returns the address of the status.
 fn begin_region(guest: &mut Guest, pdn: u32, count: u64) -> u64 {
-    let region = write_pages(guest, 48 << 20, count);
-    let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
-    (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
-    (request.pages, request.npages) = (region.pages, region.npages);
-    request.page_shift = PAGE_SHIFT;
-    let bytes = [&[VIRTIO_RDMA_CMD_REG_USER_MR as u8], request.as_bytes()].concat();
+    let bytes = encode(VIRTIO_RDMA_CMD_REG_USER_MR, &region_request(guest, pdn, count));
     let (at, reply) = (47 << 20, (47 << 20) + PAGE);
     guest.memory.write(at, &bytes).unwrap();
     guest.memory.write(reply, &[0xff]).unwrap();
@@ -509,12 +499,8 @@ fn a_region_whose_last_page_is_none_goes_in_steps() {
         let mut guest = guest();
         let pdn = guest.create_pd();
         let count = 40_000;
-        let region = write_pages(&guest, 48 << 20, count);
+        let request = region_request(&guest, pdn, count);
         guest.memory.write((48 << 20) + (count - 1) * 8, &(1_u64 << 50).to_le_bytes()).unwrap();
-        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
-        (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
-        (request.pages, request.npages) = (region.pages, region.npages);
-        request.page_shift = PAGE_SHIFT;
         let found = |guest: &Guest| guest.device.counter(Counter::Work);
         let before = found(&guest);
         let result = guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request);
@@ -533,15 +519,7 @@ fn a_region_that_is_none_is_freed_in_steps() {
         let all = guest.memory.clone();
         let pdn = guest.create_pd();
         let count = 40_000;
-        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
-        (request.access_flags, request.length) = (ALL, count * PAGE);
-        request.page_shift = PAGE_SHIFT;
-        let write = |guest: &Guest, request: &mut virtio_rdma_cmd_reg_user_mr| {
-            let region = write_pages(guest, 48 << 20, count);
-            (request.pages, request.npages) = (region.pages, region.npages);
-        };
-        write(&guest, &mut request);
-        request.pdn = pdn + 1;
+        let mut request = region_request(&guest, pdn + 1, count);
         let work = |guest: &Guest| guest.device.counter(Counter::Work);
         let (read, find, free) = (count * 4, count * 50, count * 10);
         let refuse = |guest: &mut Guest, request: &_, why, least| {
@@ -565,9 +543,9 @@ fn a_region_that_is_none_is_freed_in_steps() {
         refuse(&mut guest, &request, VIRTIO_RDMA_STATUS_INVAL, read + free);
         // One that has lost its memory ends, gets other memory, or is reset.
         let (less, _) = all.without(DATA, PAGE);
-        let mut lose = |guest: &mut Guest| {
+        let lose = |guest: &mut Guest| {
             guest.device.set_memory(&all);
-            write(guest, &mut request);
+            let request = region_request(guest, pdn, count);
             let mr: virtio_rdma_rsp_mr =
                 guest.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
             guest.device.set_memory(&less);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use abi::*;
 use memory::GuestMemory;
-use zerocopy::{FromBytes, FromZeros};
+use testkit::command::reg_user_mr;
+use zerocopy::FromBytes;
 
 use super::driver::*;
 use crate::{Counter, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits};
@@ -225,14 +226,11 @@ fn page_tables_are_checked() {
     assert_eq!(guest.reg_pages(pdn, DATA, 9, ALL, &[1 << 40]).err(), fault);
     assert_eq!(guest.reg_pages(pdn, DATA, 9, ALL, &[u64::MAX - 0xfff]).err(), fault);
     assert_eq!(guest.reg_pages(3, DATA, 9, ALL, &[DATA]).err(), Some(3));
-    let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
-    (request.pdn, request.length, request.npages) = (pdn, 0x1000, 1);
-    request.page_shift = PAGE_SHIFT;
     let end = 32 << 20;
     for (pages, status) in
         [(u64::MAX - 7, fault), (1 << 40, fault), (end, fault), (end - 4, invalid), (1, invalid)]
     {
-        request.pages = pages;
+        let request = reg_user_mr(pdn, 0, (0, 0x1000), (pages, 1));
         let command = VIRTIO_RDMA_CMD_REG_USER_MR;
         assert_eq!(guest.command::<_, virtio_rdma_rsp_mr>(command, &request).err(), status);
     }
@@ -313,8 +311,7 @@ fn regions_follow_the_map_of_memory() {
 fn the_dma_region_is_all_of_memory() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
-    let request = virtio_rdma_cmd_get_dma_mr { pdn: a.pdn, access_flags: LOCAL };
-    let mr: virtio_rdma_rsp_mr = pair.a.command(VIRTIO_RDMA_CMD_GET_DMA_MR, &request).unwrap();
+    let mr = pair.a.get_dma_mr(a.pdn, LOCAL).unwrap();
     let data = pair.a.fill(DATA, 300, 4);
     let part = [sge(DATA, 300, mr.lkey)];
     let write = |addr| Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[addr]).rdma(DATA, b.key);

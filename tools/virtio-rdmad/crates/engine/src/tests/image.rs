@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use abi::*;
+use testkit::command::reg_user_mr;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
@@ -211,19 +212,8 @@ fn a_command_under_way_is_carried_out_once() {
     let pdn = guest.create_pd();
     // No page follows the one before, so that the table is long and has many ranges.
     let pages: Vec<u64> = (0..900).map(|page| DATA + page * 0x2000 % (16 << 20)).collect();
-    let table = guest.memory_for(&pages);
-    let request = virtio_rdma_cmd_reg_user_mr {
-        pdn,
-        access_flags: ALL,
-        start: DATA,
-        length: 900 * 0x1000,
-        virt_addr: DATA,
-        pages: table,
-        npages: 900,
-        levels: 0,
-        page_shift: PAGE_SHIFT,
-        reserved_2e: [0; 2],
-    };
+    let table = (guest.memory_for(&pages), 900);
+    let request = reg_user_mr(pdn, ALL, (DATA, 900 * 0x1000), table);
     let reply = guest.begin_command(VIRTIO_RDMA_CMD_REG_USER_MR, &request);
     let mut turns = 0;
     while guest.used_index(0) == guest.used_so_far(0) {

@@ -424,11 +424,9 @@ fn regions_of_other_kinds_and_pds_have_no_windows() {
     with_rings(|| {
         let mut bench = Bench::new();
         let b = bench.pair.ends[1];
-        let request = virtio_rdma_cmd_get_dma_mr { pdn: b.pdn, access_flags: ALL | MW_BIND };
-        let dma: virtio_rdma_rsp_mr =
-            bench.pair.b.command(VIRTIO_RDMA_CMD_GET_DMA_MR, &request).unwrap();
-        let fast = bench.pair.b.create_mr(b.pdn, 4).unwrap();
         let access = ALL | MW_BIND;
+        let dma = bench.pair.b.get_dma_mr(b.pdn, access).unwrap();
+        let fast = bench.pair.b.create_mr(b.pdn, 4).unwrap();
         let reg = bench.pair.b.registration(fast.rkey, access, START, LEN, &PAGES);
         assert_eq!(bench.post(1, &Send::reg_mr(1, reg)), OK);
         let pdn = bench.pair.b.create_pd();

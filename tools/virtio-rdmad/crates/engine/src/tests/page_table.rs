@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use abi::*;
 use memory::GuestMemory;
+use testkit::command::{encode, reg_user_mr};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
@@ -40,18 +41,8 @@ fn write_table(memory: &GuestMemory, at: u64, levels: u8, pages: &[u64]) -> u64 
 
 /// Returns a request for this number of whole pages.
 fn request(pdn: u32, pages: u64, levels: u8, npages: u64) -> virtio_rdma_cmd_reg_user_mr {
-    virtio_rdma_cmd_reg_user_mr {
-        pdn,
-        access_flags: ALL,
-        start: 0,
-        length: npages * PAGE,
-        virt_addr: IOVA,
-        pages,
-        npages: npages as u32,
-        levels,
-        page_shift: PAGE_SHIFT,
-        reserved_2e: [0; 2],
-    }
+    let request = reg_user_mr(pdn, ALL, (0, npages * PAGE), (pages, npages as u32));
+    virtio_rdma_cmd_reg_user_mr { virt_addr: IOVA, levels, ..request }
 }
 
 fn register(
@@ -315,7 +306,7 @@ fn begin_long(pair: &mut Pair) {
     let pages: Vec<u64> = (0..npages).map(|page| GIB + page * PAGE).collect();
     let table = write_table(&pair.b.memory, 64 << 20, 2, &pages);
     let request = request(pair.ends[1].pdn, table, 2, npages);
-    let bytes = [&[VIRTIO_RDMA_CMD_REG_USER_MR as u8], request.as_bytes()].concat();
+    let bytes = encode(VIRTIO_RDMA_CMD_REG_USER_MR, &request);
     pair.b.memory.write(TABLES, &bytes).unwrap();
     pair.b.add(0, &[(TABLES, bytes.len() as u32, false), (TABLES + PAGE, 64, true)]);
 }

@@ -125,9 +125,8 @@ fn memory_is_counted_by_region() {
     assert_eq!(guest.create_mr(pdn, 2).map(|_| ()), Err(NO_ROOM));
     let last = guest.reg_mr(pdn, DATA, 4096, ALL);
     assert_eq!(guest.create_mr(pdn, 1).map(|_| ()), Err(NO_ROOM));
-    let all = virtio_rdma_cmd_get_dma_mr { pdn, access_flags: ALL };
-    let all: Result<virtio_rdma_rsp_mr, u32> = guest.command(VIRTIO_RDMA_CMD_GET_DMA_MR, &all);
-    guest.dereg_mr(all.unwrap().mrn).unwrap();
+    let all = guest.get_dma_mr(pdn, ALL).unwrap();
+    guest.dereg_mr(all.mrn).unwrap();
     for mr in [mr, fast, last] {
         guest.dereg_mr(mr.mrn).unwrap();
     }

@@ -3,6 +3,7 @@
 //! Tests what REREG_MR replaces, and that it replaces nothing when it fails.
 
 use abi::*;
+use testkit::command::reg_user_mr;
 use zerocopy::FromZeros;
 
 use super::driver::*;
@@ -26,13 +27,10 @@ impl Rereg {
     fn ask(&self, guest: &mut Guest) -> Result<(), u32> {
         let mut request = virtio_rdma_cmd_rereg_mr::new_zeroed();
         (request.mrn, request.flags) = (self.mrn, self.flags);
-        let table = guest.registration(0, 0, 0, 0, &self.pages);
-        request.mr.pdn = self.pdn;
-        request.mr.access_flags = self.access;
-        request.mr.length = 0x1000 * self.pages.len() as u64;
+        let npages = self.pages.len() as u32;
+        let (memory, table) = ((0, 0x1000 * u64::from(npages)), guest.memory_for(&self.pages));
+        request.mr = reg_user_mr(self.pdn, self.access, memory, (table, npages));
         request.mr.virt_addr = 0x10_0000;
-        (request.mr.pages, request.mr.npages) = (table.pages, table.npages);
-        request.mr.page_shift = PAGE_SHIFT;
         guest.command(VIRTIO_RDMA_CMD_REREG_MR, &request)
     }
 }
@@ -108,8 +106,7 @@ pub fn a_refusal_leaves_the_region_as_it_was() {
     refused(VIRTIO_RDMA_STATUS_INVAL, &|rereg| (rereg.flags, rereg.access) = (ACCESS, WRITE));
     refused(VIRTIO_RDMA_STATUS_INVAL, &|rereg| rereg.pages[1] += 1);
     refused(VIRTIO_RDMA_STATUS_FAULT, &|rereg| rereg.pages[1] = 1 << 40);
-    let dma = virtio_rdma_cmd_get_dma_mr { pdn, access_flags: ALL };
-    let dma: virtio_rdma_rsp_mr = pair.b.command(VIRTIO_RDMA_CMD_GET_DMA_MR, &dma).unwrap();
+    let dma = pair.b.get_dma_mr(pdn, ALL).unwrap();
     let fast = pair.b.create_mr(pdn, 4).unwrap();
     for mrn in [dma.mrn, fast.mrn] {
         let rereg = Rereg { mrn, flags: TRANS, pdn, access: ALL, pages: pages.clone() };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use abi::*;
 use memory::GuestRegion;
-use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use testkit::socket::new_memory;
 
 use super::driver::*;
 use crate::base::budget::{cost, Budget};
@@ -96,8 +96,7 @@ fn pages_are_found_before_they_are_used() {
     const PAGES: u64 = 1024;
     let (fabric, clock) = fabric();
     let mut guest = Guest::new(&fabric, &clock, 1);
-    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, PAGES << 12).unwrap();
+    let file = new_memory(PAGES << 12);
     let region = GuestRegion {
         guest_addr: AT,
         len: PAGES << 12,
@@ -110,8 +109,7 @@ fn pages_are_found_before_they_are_used() {
     let pdn = guest.create_pd();
     let work = |guest: &Guest| guest.device.counter(Counter::Work);
     let before = work(&guest);
-    let request = virtio_rdma_cmd_get_dma_mr { pdn, access_flags: ALL };
-    guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_GET_DMA_MR, &request).unwrap();
+    guest.get_dma_mr(pdn, ALL).unwrap();
     assert!(work(&guest) - before < 10 * cost::TOUCH);
     let before = work(&guest);
     guest.reg_mr(pdn, AT, PAGES << 12, ALL);

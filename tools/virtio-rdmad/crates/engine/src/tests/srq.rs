@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::*;
+use testkit::receive;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
@@ -263,9 +264,7 @@ fn one_that_comes_later_has_its_turn() {
         // QP 1 finds the receive before the owner has sent the doorbell for QP 0, and leaves it.
         let key = bench.pair.ends[1].key;
         let sges = [sge(DATA, 64, key)];
-        let header = virtio_rdma_rq_wqe { num_sge: 1, reserved_04: 0, wr_id: 1 };
-        let entry = [header.as_bytes(), sges.as_bytes()].concat();
-        bench.pair.b.write_srq_entry(bench.srqn, &entry);
+        bench.pair.b.write_srq_entry(bench.srqn, &receive(1, &sges));
         bench.send(1, 1);
         bench.pair.settle();
         assert!(bench.received().is_none());
