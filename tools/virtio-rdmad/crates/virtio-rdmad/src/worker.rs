@@ -18,6 +18,7 @@ mod connection;
 pub mod crew;
 mod intakes;
 mod poller;
+mod rest;
 mod spin;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -40,6 +41,7 @@ use clock::{Passed, ThreadClock};
 use connection::{Connection, Ended, State};
 use intakes::Intakes;
 use poller::{Poller, Source};
+use rest::{Rest, NAP};
 use spin::Contention;
 
 /// Time between two looks at sockets and kicks while there is work.
@@ -350,15 +352,21 @@ impl Worker {
         None
     }
 
-    /// Sleeps until there is something to do, if all guests are armed.
+    /// Sleeps until there is something to do, if all guests are armed, or for a nap if the worker naps for the others.
     fn sleep(&mut self) -> Result<(), Errno> {
         let mut timer: Option<Instant> = None;
+        let mut naps = false;
         for connection in &self.connections {
             match connection.state {
+                State::Runnable if connection.rest == Rest::Nap => naps = true,
                 State::Runnable => return Ok(()),
                 State::Armed(Some(time)) => timer = Some(timer.map_or(time, |t| t.min(time))),
                 State::Armed(None) => {}
             }
+        }
+        if naps {
+            let end = self.clock.now() + NAP;
+            timer = Some(timer.map_or(end, |t| t.min(end)));
         }
         if self.intakes.is_polling() || !self.mailbox().waker.may_sleep() {
             return Ok(());
@@ -370,7 +378,13 @@ impl Worker {
         let events = self.poller.wait(timeout);
         self.mailbox().times.sleeps(false);
         self.clock.wake();
-        self.contention.slept();
+        if naps {
+            self.contention.napped();
+            // The first round without work decides again.
+            self.idle_rounds = 0;
+        } else {
+            self.contention.slept();
+        }
         self.looked = self.clock.now();
         self.dispatch(&events?);
         self.expire();
@@ -633,7 +647,7 @@ impl Worker {
         let (now, contended) = (self.clock.now(), self.contention.is_high());
         self.intakes.arm(now, contended);
         for at in (0..self.connections.len()).rev() {
-            if self.connections[at].is_idle(now, contended) {
+            if self.connections[at].decide_rest(now, contended) == Rest::Sleep {
                 self.guard(at, |connection| {
                     connection.arm();
                     Ok(())

@@ -2,10 +2,11 @@
 //! The connection of one guest's VMM, and the turns that the guest gets on a worker.
 
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::Next;
+use engine::{Counter, Next};
 use memory::Loss;
 use rustix::io::Errno;
 use tracing::Span;
@@ -13,7 +14,7 @@ use virtio_transport::{Backend, Change, ConnectionState, Protocol, ResumeError, 
 
 use super::backend::GuestBackend;
 use super::poller::{Poller, Source};
-use super::spin::Spin;
+use super::rest::{Idleness, Rest};
 use crate::guest::Guest;
 use crate::handover::{Connected, Said, Unreadable};
 use crate::spec::Transport;
@@ -153,12 +154,14 @@ pub struct Connection {
     pub subject: u64,
     /// Whether the guest gets turns.
     pub state: State,
+    /// The last decision about a rest, for a guest that is runnable.
+    pub rest: Rest,
     /// Names the guest in the log.
     pub span: Span,
     /// The work of one turn.
     budget: Budget,
     /// The time for which the worker polls the guest while it has no work.
-    spin: Spin,
+    idleness: Idleness,
     /// Whether the last turn had work.
     busy: bool,
     server: Box<Server<dyn Protocol>>,
@@ -200,8 +203,9 @@ impl Connection {
             subject: guest.subject(),
             guest,
             state: State::Runnable,
+            rest: Rest::Poll,
             budget: Budget(Budget::FIRST),
-            spin: Spin::new(poll, now),
+            idleness: Idleness::new(poll, now),
             busy: false,
             server,
             backend,
@@ -351,13 +355,19 @@ impl Connection {
     pub fn worked(&mut self, time: Duration, now: Instant) {
         self.guest.count_work(time);
         self.budget.adapt(time);
-        self.spin.worked(now);
+        self.idleness.worked(time, now);
     }
 
-    /// Returns whether the guest had no work for long enough to be armed. `contended`: other threads
-    /// want the processor, so that a moment is long enough.
-    pub fn is_idle(&mut self, now: Instant, contended: bool) -> bool {
-        self.state == State::Runnable && !self.busy && !self.spin.again(now, contended)
+    /// Decides what the worker does for the guest until it has work. `contended`: other threads want the processor.
+    pub fn decide_rest(&mut self, now: Instant, contended: bool) -> Rest {
+        self.rest = if self.state == State::Runnable && !self.busy {
+            let has_rings = self.guest.rings.load(Ordering::Relaxed);
+            let events = has_rings.then(|| self.guest.device.counter(Counter::CompletionEvents));
+            self.idleness.rest(now, contended, events)
+        } else {
+            Rest::Poll
+        };
+        self.rest
     }
 
     /// Stops the turns, unless work has come meanwhile.

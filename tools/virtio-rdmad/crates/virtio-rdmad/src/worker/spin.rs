@@ -76,8 +76,12 @@ const LONG_YIELD: Duration = Duration::from_micros(300);
 /// Some rounds without work that take longer than this were preempted by another thread.
 const PREEMPTED: Duration = Duration::from_millis(1);
 
-/// The number of times that a worker sleeps at once after it found that other threads want its processor.
-const BACKOFF: u32 = 64;
+/// The number of times that a worker sleeps at once after it found that other threads want its processor, in naps.
+const BACKOFF: u32 = 64 * NAPS;
+
+/// The number of naps that count as one sleep. When the number is used up, the worker polls and yields, which costs it
+/// a slice of another thread if that still wants the processor. A nap is too short for that.
+const NAPS: u32 = 32;
 
 /// Knows whether other threads want a worker's processor.
 ///
@@ -107,6 +111,11 @@ impl Contention {
 
     /// Notes that the worker slept.
     pub fn slept(&mut self) {
+        self.backoff = self.backoff.saturating_sub(NAPS);
+    }
+
+    /// Notes that the worker napped.
+    pub fn napped(&mut self) {
         self.backoff = self.backoff.saturating_sub(1);
     }
 
@@ -188,9 +197,13 @@ mod tests {
         contention.polled(PREEMPTED);
         assert!(!contention.is_high());
         contention.yielded(2 * LONG_YIELD);
-        for _ in 0..BACKOFF {
+        for _ in 0..BACKOFF / NAPS / 2 {
             assert!(contention.is_high());
             contention.slept();
+        }
+        for _ in 0..BACKOFF / 2 {
+            assert!(contention.is_high());
+            contention.napped();
         }
         assert!(!contention.is_high());
     }

@@ -87,6 +87,10 @@ impl Worker {
         self.connections.iter().all(|connection| connection.state == State::Armed(None))
     }
 
+    fn naps(&self) -> bool {
+        self.connections.iter().all(|connection| connection.rest == Rest::Nap)
+    }
+
     /// Takes the events that there are.
     fn look(&mut self) {
         let events = self.poller.wait(Some(Duration::ZERO)).unwrap();
@@ -95,9 +99,18 @@ impl Worker {
 
     /// Makes rounds until there is nothing to do. This must not take for ever.
     fn settle(&mut self) {
-        for _ in 0..1000 {
+        self.make_rounds(Self::is_idle);
+    }
+
+    /// Makes rounds until the worker sleeps or naps. This must not take for ever.
+    fn rest(&mut self) {
+        self.make_rounds(|worker| worker.is_idle() || worker.naps());
+    }
+
+    fn make_rounds(&mut self, is_over: impl Fn(&Self) -> bool) {
+        for _ in 0..100_000 {
             self.round().unwrap();
-            if self.is_idle() {
+            if is_over(self) {
                 return;
             }
         }
@@ -160,6 +173,43 @@ fn who_has_nothing_to_do_gets_no_turn() {
     bench.guests[1].device.kick(0);
     bench.settle();
     assert_eq!((one.answered(), two.answered()), (2, 2));
+}
+
+/// Where other threads want the processor, the worker sleeps; but soon it finds the work of a guest that posts a batch
+/// at a time without a kick. When the guest has no work any more, it has to kick again.
+#[test]
+fn batches_need_no_kick_on_a_contended_processor() {
+    const BATCH: u16 = 16;
+    let mut bench = Bench::new("naps", 1);
+    bench.worker.poll = Duration::from_millis(500);
+    let guest = FrontEnd::start(bench.connect(0), 0);
+    bench.worker.contention.yielded(Duration::from_secs(1));
+    bench.worker.rest();
+    bench.guests[0].rings.store(true, std::sync::atomic::Ordering::Relaxed);
+    let mut posted = 0;
+    let mut post = || {
+        posted += BATCH;
+        guest.post(posted);
+        posted
+    };
+    while !bench.worker.naps() {
+        let posted = post();
+        guest.kick();
+        bench.worker.sleep().unwrap();
+        bench.worker.rest();
+        assert_eq!(guest.answered(), posted);
+    }
+    for _ in 0..4 {
+        let posted = post();
+        bench.worker.sleep().unwrap();
+        bench.worker.rest();
+        assert_eq!(guest.answered(), posted);
+    }
+    while bench.worker.naps() {
+        bench.worker.sleep().unwrap();
+        bench.worker.rest();
+    }
+    assert!(bench.worker.is_idle());
 }
 
 #[test]
