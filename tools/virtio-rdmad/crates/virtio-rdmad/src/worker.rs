@@ -5,8 +5,8 @@
 //! length, so that a guest that floods the worker makes the others wait for one of its turns at most.
 //! While there is work, or was a moment ago, the worker looks at sockets and kicks only every so
 //! often: a system call in each round would be most of the round, and a guest that gets turns has no
-//! need to kick. A guest that has had no work for a while ([`crate::worker::spin`]) is armed: it has to kick
-//! from then on. A worker all of whose guests are armed sleeps, and uses no processor time.
+//! need to kick. A guest that has had no work for a while ([`rest`]) is armed: it has to kick from then on. A worker
+//! all of whose guests are armed sleeps, and uses no processor time.
 //!
 //! What comes over the uplinks of its guests' networks is taken in before the guests get their turns, so
 //! that they find it there ([`intakes`]).
