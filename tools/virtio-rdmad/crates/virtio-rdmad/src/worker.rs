@@ -6,7 +6,7 @@
 //! While there is work, or was a moment ago, the worker looks at sockets and kicks only every so
 //! often: a system call in each round would be most of the round, and a guest that gets turns has no
 //! need to kick. A guest that has had no work for a while ([`rest`]) is armed: it has to kick from then on. A worker
-//! all of whose guests are armed sleeps, and uses no processor time.
+//! all of whose guests are armed sleeps, and uses no processor time. For some guests it naps instead.
 //!
 //! What comes over the uplinks of its guests' networks is taken in before the guests get their turns, so
 //! that they find it there ([`intakes`]).
@@ -352,21 +352,23 @@ impl Worker {
         None
     }
 
-    /// Sleeps until there is something to do, if all guests are armed, or for a nap if the worker naps for the others.
+    /// Sleeps until there is something to do, if all guests are armed, and for a nap at most if it naps for those that
+    /// are not.
     fn sleep(&mut self) -> Result<(), Errno> {
         let mut timer: Option<Instant> = None;
         let mut naps = false;
         for connection in &self.connections {
             match connection.state {
-                State::Runnable if connection.rest == Rest::Nap => naps = true,
+                State::Runnable if connection.rest == Rest::Nap => {
+                    naps = true;
+                    timer = timer.into_iter().chain(connection.timer()).min();
+                }
                 State::Runnable => return Ok(()),
-                State::Armed(Some(time)) => timer = Some(timer.map_or(time, |t| t.min(time))),
-                State::Armed(None) => {}
+                State::Armed(time) => timer = timer.into_iter().chain(time).min(),
             }
         }
         if naps {
-            let end = self.clock.now() + NAP;
-            timer = Some(timer.map_or(end, |t| t.min(end)));
+            timer = timer.into_iter().chain([self.clock.now() + NAP]).min();
         }
         if self.intakes.is_polling() || !self.mailbox().waker.may_sleep() {
             return Ok(());
@@ -387,6 +389,7 @@ impl Worker {
         }
         self.looked = self.clock.now();
         self.dispatch(&events?);
+        self.intakes.review(self.looked)?;
         self.expire();
         Ok(())
     }

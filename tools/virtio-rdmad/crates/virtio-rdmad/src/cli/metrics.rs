@@ -85,7 +85,13 @@ impl Metrics {
         let rounds = workers().map(|(index, worker)| (vec![("worker", index)], worker.rounds));
         count(encoder, "worker_rounds", "Rounds over all guests of a worker", None, rounds)?;
         let sleeps = workers().map(|(index, worker)| (vec![("worker", index)], worker.sleeps));
-        count(encoder, "worker_sleeps", "How many times a worker went to sleep", None, sleeps)?;
+        count(
+            encoder,
+            "worker_sleeps",
+            "How many times a worker went to sleep or napped",
+            None,
+            sleeps,
+        )?;
         let guests = workers().map(|(index, worker)| (vec![("worker", index)], worker.guests));
         measure(encoder, "worker_guests", "Guests that a worker serves", guests)?;
         let histograms = |which: fn(&WorkerReport) -> &HistogramReport| {

@@ -160,7 +160,7 @@ pub struct Connection {
     pub span: Span,
     /// The work of one turn.
     budget: Budget,
-    /// The time for which the worker polls the guest while it has no work.
+    /// Decides what the worker does while the guest has no work.
     idleness: Idleness,
     /// Whether the last turn had work.
     busy: bool,
@@ -245,7 +245,7 @@ impl Connection {
     /// messages and kicks that have come meanwhile.
     pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), Ended> {
         self.poller = poller.clone();
-        self.state = State::Runnable;
+        (self.state, self.rest) = (State::Runnable, Rest::Poll);
         poller.add(self.server.as_fd(), Source::Socket(self.guest.index))?;
         self.backend.attach(poller).map_err(Ended::GoOn)
     }
@@ -378,10 +378,15 @@ impl Connection {
         if self.unread || self.guest.device.arm() {
             return;
         }
-        self.state = State::Armed(match self.next {
+        self.state = State::Armed(self.timer());
+    }
+
+    /// Returns the time at which the device has work next, if it knows that.
+    pub fn timer(&self) -> Option<Instant> {
+        match self.next {
             Next::At(time) => Some(time),
             Next::Busy | Next::Idle => None,
-        });
+        }
     }
 }
 

@@ -11,15 +11,15 @@
 //! So the worker naps: it sleeps for [`NAP`] with the guest unarmed, so that no doorbell rings, and finds a batch of
 //! work afterwards. [`Naps`] knows whether that pays: a nap ends with a wake-up by a timer, which costs about as much
 //! as the least work that is worth it ([`WORTH`]). Without that the guest is armed again after [`CREDIT`] naps, and
-//! whether it has more to do by now is found out by one nap in many sleeps. A guest with programs that wait for events
-//! gets no nap: they leave the processor to the worker, and would wait for its end.
+//! one nap in many sleeps finds out whether the guest has more to do by now. There is no nap for a guest with programs
+//! that wait for events: these programs leave the processor to the worker, and would wait for the end of the nap.
 
 use std::time::{Duration, Instant};
 
 use super::spin::Spin;
 
-/// How long a nap is. A program that polls waits that long for its completions at most, and much less than it
-/// waits for a worker that competes with it for the processor.
+/// The length of a nap. A program that polls waits less for the end of a nap than for a worker that competes with it
+/// for the processor.
 pub const NAP: Duration = Duration::from_micros(40);
 
 /// The least work for which a nap is worth its wake-up.
@@ -72,6 +72,9 @@ impl Idleness {
     /// processor. `events`: the number of completion events that the guest has got so far, or `None` if its programs
     /// do not post to rings, so that they ring a doorbell anyway.
     pub fn rest(&mut self, now: Instant, contended: bool, events: Option<u64>) -> Rest {
+        if !contended {
+            self.naps = Naps::default();
+        }
         let events = events.filter(|_| contended && !self.poll.is_zero());
         if events.is_some() && now < self.nap_end {
             return Rest::Nap;
@@ -149,7 +152,7 @@ mod tests {
 
     const POLL: Duration = Duration::from_micros(500);
 
-    /// Rests `times` times on a contended processor, with work of `work` before each. Returns how often each was a nap.
+    /// Rests `times` times on a contended processor, with work of `work` before each. Returns the number of naps.
     fn naps(idleness: &mut Idleness, now: &mut Instant, work: Duration, times: u32) -> u32 {
         let rests = (0..times).map(|_| {
             idleness.worked(work, *now);
@@ -189,7 +192,7 @@ mod tests {
         let little = WORTH / 2;
         naps(&mut idleness, &mut now, little, 1000);
         assert_eq!(naps(&mut idleness, &mut now, little, 10 * (LAST_TRIAL + 1)), 10);
-        // Programs that poll are found, and then lost at once when they end.
+        // A trial finds programs that poll. When they end, the guest is armed soon.
         naps(&mut idleness, &mut now, WORTH, LAST_TRIAL);
         assert_eq!(naps(&mut idleness, &mut now, WORTH, 100), 100);
         assert_eq!(naps(&mut idleness, &mut now, little, CREDIT), CREDIT - 1);

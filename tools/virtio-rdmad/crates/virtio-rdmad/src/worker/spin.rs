@@ -76,7 +76,8 @@ const LONG_YIELD: Duration = Duration::from_micros(300);
 /// Some rounds without work that take longer than this were preempted by another thread.
 const PREEMPTED: Duration = Duration::from_millis(1);
 
-/// The number of times that a worker sleeps at once after it found that other threads want its processor, in naps.
+/// The number of naps during which a worker does not poll after it found that other threads want its processor. A
+/// sleep counts as [`NAPS`] of them.
 const BACKOFF: u32 = 64 * NAPS;
 
 /// The number of naps that count as one sleep. When the number is used up, the worker polls and yields, which costs it
@@ -90,7 +91,7 @@ const NAPS: u32 = 32;
 /// for the guest too, whose own CPUs may be what waits for the processor.
 #[derive(Debug, Default)]
 pub struct Contention {
-    /// The number of times that the worker is yet to sleep at once.
+    /// The number of naps during which the worker still does not poll.
     backoff: u32,
 }
 
