@@ -28,13 +28,16 @@ UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device a
 #   requests, and puts IUs into the list once more. Both reports come over rxe as well, if a probe lets CQs fail.
 # * rds_dma_hdr_alloc() maps each header for both directions, and rds_dma_hdr_free() unmaps it for one. DMA-API
 #   debugging says so when the first connection ends.
+# * recv_done() of net/9p/trans_rdma.c frees the context of a receive that is flushed, and not its buffer. So a mount
+#   whose connection ended under a request leaves a cache of buffers that is not empty.
 REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
            "WARNING: possible irq lock inversion dependency detected": "iscsit_handle_time2retain_timeout+",
            "WARNING: possible circular locking dependency detected": "at: nvmet_find_get_subsys+",
            "BUG: KASAN: use-after-free in __ib_process_cq+": "srp_free_ch_ib+",
            "at __list_add_valid_or_report+": "srp_send_done+",
            "frees DMA memory with different direction": "rds_ib_conn_path_shutdown+",
-           "at check_unmap+": "rds_ib_conn_path_shutdown+"}
+           "at check_unmap+": "rds_ib_conn_path_shutdown+",
+           "at kmem_cache_destroy+": "p9_client_destroy+"}
 
 
 def is_known(guest, line):
