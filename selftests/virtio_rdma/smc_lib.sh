@@ -34,8 +34,5 @@ load_streams()
 	exec "$DIR/smc.py" load "$ADDRESS" "$PLACE/stop"
 }
 
-unloaded() { modprobe -r smc_diag smc 2>/dev/null; }
-
-# down: SMC keeps link groups for ten minutes, and gives them up with its module. The module is
-# in use until the kernel has closed the last socket, which may be after its program has ended.
-down() { wait_for unloaded && wait_for no_connections; }
+# down: SMC keeps link groups for ten minutes, and gives them up with its module.
+down() { modprobe -r smc_diag smc && wait_for no_connections; }
