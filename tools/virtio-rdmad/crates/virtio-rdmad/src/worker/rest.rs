@@ -9,10 +9,10 @@
 //! third of it would be its fair share, and most of that goes into wake-ups.
 //!
 //! So the worker naps: it sleeps for [`NAP`] with the guest unarmed, so that no doorbell rings, and finds a batch of
-//! work afterwards. [`Naps`] knows whether that pays: a nap ends with a wake-up by a timer, which costs about as much
-//! as the least work that is worth it ([`WORTH`]). Without that the guest is armed again after [`CREDIT`] naps, and
-//! one nap in many sleeps finds out whether the guest has more to do by now. There is no nap for a guest with programs
-//! that wait for events: these programs leave the processor to the worker, and would wait for the end of the nap.
+//! work afterwards. [`Naps`] knows whether that pays: a batch takes longer than one message, so there is a least work
+//! that is worth a nap ([`WORTH`]). Without that the guest is armed again after [`CREDIT`] naps, and one nap in many
+//! sleeps finds out whether the guest has more to do by now. There is no nap for a guest with programs that wait for
+//! events: these programs leave the processor to the worker, and would wait for the end of the nap.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,9 @@ use super::spin::Spin;
 /// for the processor.
 pub const NAP: Duration = Duration::from_micros(40);
 
-/// The least work for which a nap is worth its wake-up.
-const WORTH: Duration = Duration::from_micros(4);
+/// The least work for which a nap is worth its time. A program that posts one message and waits for it gives less,
+/// and would wait for the end of each nap: one message of 64 KiB takes 3 µs.
+const WORTH: Duration = Duration::from_micros(10);
 
 /// How many naps in a row may find less work than [`WORTH`].
 const CREDIT: u32 = 4;
