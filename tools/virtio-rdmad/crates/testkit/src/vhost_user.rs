@@ -10,9 +10,12 @@ use rustix::io::Errno;
 
 use crate::socket::{self, longs, words};
 
+// The numbers are written down here once more, apart from the crate `vhost_user`, so that a wrong number there fails a
+// test.
+
 /// The bytes of the header of a message.
 pub const HEADER: usize = 12;
-/// The bits of a header's flags: the version, and that the message is a reply, or wants one.
+/// The version of the protocol, in the flags of a header.
 pub const VERSION: u32 = 1;
 /// The message is a reply.
 pub const REPLY: u32 = 1 << 2;

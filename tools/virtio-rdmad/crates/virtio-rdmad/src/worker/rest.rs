@@ -22,8 +22,8 @@ use super::spin::Spin;
 /// for the processor.
 pub const NAP: Duration = Duration::from_micros(40);
 
-/// The least work for which a nap is worth its time. A program that posts one message and waits for it gives less,
-/// and would wait for the end of each nap: one message of 64 KiB takes 3 µs.
+/// The least work for which a nap is worth its time. A program that posts one message of up to 64 KiB and polls for it
+/// gives less, and would wait for the end of each nap.
 const WORTH: Duration = Duration::from_micros(10);
 
 /// How many naps in a row may find less work than [`WORTH`].
