@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a worker does for a guest without work: it polls, naps or sleeps.
+//! The ways in which a worker waits for the work of a guest: it polls, naps or sleeps.
 //!
 //! On a processor of its own a worker polls for as long as [`Spin`] says, and then sleeps until the guest kicks. Where
 //! other threads want the processor ([`Contention`](super::spin::Contention)), polling takes it from the thread that
 //! has the guest's next work. But sleeping is dear there too if the guest's programs poll: each of their doorbells is
 //! an exit from the guest and a wake-up, for a single work request, because a worker that is woken at once takes the
-//! first one before the program has posted the second. The worker then gets a tenth of the processor, although a
-//! third of it would be its fair share, and most of that goes into wake-ups.
+//! first one before the program has posted the second. The worker then gets less than its fair share of the processor,
+//! and spends most of that on wake-ups.
 //!
 //! So the worker naps: it sleeps for [`NAP`] with the guest unarmed, so that no doorbell rings, and finds a batch of
 //! work afterwards. [`Naps`] knows whether that pays: a batch takes longer than one message, so there is a least work
@@ -26,7 +26,7 @@ pub const NAP: Duration = Duration::from_micros(40);
 /// gives less, and would wait for the end of each nap.
 const WORTH: Duration = Duration::from_micros(10);
 
-/// How many naps in a row may find less work than [`WORTH`].
+/// The number of naps in a row that may find less work than [`WORTH`].
 const CREDIT: u32 = 4;
 
 /// The number of sleeps after which a nap is tried, at first and after naps that were worth it.
@@ -35,7 +35,7 @@ const FIRST_TRIAL: u32 = 4;
 /// The highest number of sleeps after which a nap is tried. Each trial that fails doubles the number.
 const LAST_TRIAL: u32 = 64;
 
-/// What a worker does for a guest without work.
+/// A way in which a worker waits for the work of a guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Rest {
     /// The worker looks again in the next round.
@@ -53,7 +53,7 @@ pub struct Idleness {
     poll: Duration,
     spin: Spin,
     naps: Naps,
-    /// When the nap ends. Other guests may have work meanwhile, so that the worker asks in each round.
+    /// The end of the nap. Other guests may have work meanwhile, so that the worker asks in each round.
     nap_end: Instant,
 }
 
@@ -101,7 +101,7 @@ struct Naps {
     work: Duration,
     /// The number of completion events at the last rest.
     events: u64,
-    /// How many more naps may find too little work.
+    /// The number of naps that may still find too little work.
     credit: u32,
     /// The number of sleeps since the last trial.
     sleeps: u32,
