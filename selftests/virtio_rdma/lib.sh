@@ -86,9 +86,13 @@ need_found()
 	[ -e "$PORT" ] || fail_all "there is no $DEVICE"
 }
 
+# find_device: sets DEVICE, NETDEV and PORT. Fails, and changes none of them, if the RDMA device of $VIRTIO has gone and
+# RDMA_DEVICE does not say which one is meant.
 find_device()
 {
-	DEVICE=${RDMA_DEVICE:-$(ls "$(infiniband_of "$VIRTIO")" | head -n 1)}
+	found=${RDMA_DEVICE:-$(ls "$(infiniband_of "$VIRTIO")" 2>/dev/null | head -n 1)}
+	[ -n "$found" ] || return
+	DEVICE=$found
 	PORT=/sys/class/infiniband/$DEVICE/ports/1
 	NETDEV=$(rdma link show "$DEVICE/1" | sed -n 's/.* netdev \([^ ]*\).*/\1/p')
 }
@@ -141,14 +145,14 @@ need_mads()
 # mapped A B C D: prints the GID of an IPv4 address.
 mapped() { printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' "$@"; }
 
+# is_ready: whether there is a device whose port is active and has a GID; sets VIRTIO, DEVICE, NETDEV and PORT. Each call
+# looks for the device: the driver removes one that was reset, and has another one later.
+is_ready() { VIRTIO=$(virtio_device) && find_device && active && gid_index >/dev/null; }
+
 # usable: waits until the device is there and active, and moves data.
 usable()
 {
-	wait_for virtio_device >/dev/null || return 1
-	VIRTIO=$(virtio_device)
-	find_device
-	wait_for active || return 1
-	wait_for gid_index >/dev/null || return 1
+	wait_for is_ready || return 1
 	RDMA_DEVICE=$DEVICE python3 "$DIR/verbs/rc_data.py" send rdma_read >/tmp/usable.$$ 2>&1 && return 0
 	sed 's/^/# /' /tmp/usable.$$
 	return 1
@@ -169,6 +173,10 @@ is_new() { NEW=$(index) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]; }
 
 # before: notes the RDMA device that is there, for is_new and same_gids.
 before() { GIDS=$(gids) && INDEX=$(index) && [ -n "$GIDS" ] && [ -n "$INDEX" ]; }
+
+# unbind, bind: takes the device from the driver, and gives it back.
+unbind() { echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
+bind() { echo "$VIRTIO" >"$DRIVER/bind"; }
 
 # pci_function: prints the directory of the PCI function that the device is.
 pci_function()

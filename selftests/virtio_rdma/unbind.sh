@@ -2,10 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The device taken from the driver, idle and under programs that use it: unbind
-# from the virtio bus, removal of its PCI function, a reset of the function, of
-# which the kernel tells the driver before and afterwards, and a reset of the
-# device of which the driver is not told. The driver takes a device that was reset
-# into service again.
+# from the virtio bus, and removal of its PCI function.
 # A consumer in the kernel destroys its PD later than it should.
 
 . "$(dirname "$0")/lib.sh"
@@ -13,9 +10,6 @@
 need_device
 
 LATE_PD=$DIR/kverbs/late_pd.ko
-
-unbind() { echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
-bind() { echo "$VIRTIO" >"$DRIVER/bind"; }
 
 unbind_loop()
 {
@@ -52,50 +46,6 @@ remove_under_traffic()
 	done
 }
 
-reset_loop()
-{
-	for round in $(rounds 5); do
-		before && reset_function && is_back || return 1
-	done
-}
-
-# reset_under_traffic: programs notice at once, and not when a command has no reply.
-reset_under_traffic()
-{
-	dmesg -C
-	before && traffic_start && reset_function && traffic_ended && is_back &&
-	! dmesg | grep -q 'the device has failed'
-}
-
-# reset_of_nobody: the function of a device without a driver is reset, and the driver has it again.
-reset_of_nobody()
-{
-	FUNCTION=$(pci_function) && unbind || return
-	echo 1 2>/dev/null >"$FUNCTION/reset"
-	bind && usable
-}
-
-# reset_while_unbound: the function is reset over and over while the driver goes and comes, so that resets begin with
-# one binding and end with another or none. The driver cannot be bound while the function is disabled.
-reset_while_unbound()
-{
-	FUNCTION=$(pci_function) || return
-	while :; do echo 1 2>/dev/null >"$FUNCTION/reset"; done &
-	resets=$!
-	for round in $(rounds 10); do
-		unbind && until bind 2>/dev/null; do :; done
-	done
-	kill $resets
-	wait $resets 2>/dev/null
-	[ -e "$DRIVER/$VIRTIO" ] || bind
-	reset_function && usable
-}
-
-reset_beneath_traffic()
-{
-	before && traffic_start && reset_beneath && traffic_ended && is_back
-}
-
 # vectors: prints the CPUs to which interrupts of completions may go, each once.
 vectors()
 {
@@ -124,7 +74,7 @@ late_pd()
 }
 
 ktap_print_header
-ktap_set_plan 12
+ktap_set_plan 7
 ktap_test_result "usable" usable
 ktap_test_result "unbind_loop" unbind_loop
 ktap_test_result "unbind_under_traffic" unbind_under_traffic
@@ -133,18 +83,11 @@ if [ -e "$LATE_PD" ]; then
 else
 	ktap_test_skip "late_pd # late_pd.ko was not built (make KDIR=...)"
 fi
-for name in vectors_reach_all remove_loop remove_under_traffic reset_beneath_traffic; do
+for name in vectors_reach_all remove_loop remove_under_traffic; do
 	if pci_function >/dev/null; then
 		ktap_test_result "$name" "$name"
 	else
 		ktap_test_skip "$name # no PCI device"
-	fi
-done
-for name in reset_loop reset_under_traffic reset_of_nobody reset_while_unbound; do
-	if can_reset_function; then
-		ktap_test_result "$name" "$name"
-	else
-		ktap_test_skip "$name # no PCI function that can be reset"
 	fi
 done
 ktap_finished

@@ -34,7 +34,7 @@ MAY_BREAK = {
     "verbs/hostile.py": {"device": "has the device misbehave"},
     "verbs/rings_hostile.py": {"guest": "writes anything into its rings"},
     # virtio-pci tells nobody of a reset in the middle of a probe, which may leave a queue with half of an address.
-    "unbind.sh": {"device": "resets the device beneath its driver", "queues": "resets it in the middle of a probe"},
+    "reset.sh": {"device": "resets the device beneath its driver", "queues": "resets it in the middle of a probe"},
     "suspend.sh": {"device": "goes to sleep while the driver recovers from a failure"},
     "netns_interface.sh": {"device": "resets the device beneath its driver"},
 }

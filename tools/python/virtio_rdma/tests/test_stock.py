@@ -26,7 +26,7 @@ from virtio_rdma.tests.selftests import ALONE, Program, sleeps
 # of a device and of the module.
 EVERYDAY = ("counters.sh", "netdev.sh", "verbs/bad_arguments.", "verbs/events.", "verbs/mw.", "verbs/rc_data.",
             "verbs/rc_killed.", "verbs/rc_rings.", "verbs/rc_srq.", "verbs/rc_xrc.", "verbs/rings_abi.",
-            "verbs/tracepoints.", "verbs/uc.", "unbind.sh", "module.sh")
+            "verbs/tracepoints.", "verbs/uc.", "reset.sh", "unbind.sh", "module.sh")
 # The user that cloud-init makes.
 USER = "debian"
 # Lists files that belong to the packages by their names, beside those that cloud-init was given.
