@@ -28,6 +28,7 @@ back() { wait_for same_as_noted && wait_for active; }
 unload_driver() { note && rmmod virtio_rdma && gone; }
 # load_driver [PARAMETER=VALUE...]: loads the driver again, with these parameters.
 load_driver() { insmod /run/vr/virtio_rdma.ko "$@" && back; }
+reload_driver() { unload_driver && load_driver "$@"; }
 
 # unload_waiting: unloads the driver while it waits for consumers to let go of a device that has failed.
 unload_waiting()

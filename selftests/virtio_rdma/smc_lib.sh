@@ -36,3 +36,12 @@ load_streams()
 
 # down: SMC keeps link groups for ten minutes, and gives them up with its module.
 down() { modprobe -r smc_diag smc && wait_for no_connections; }
+
+# down_after_aborts: does the same where link groups have been terminated under streams. smc_close_active_abort() of
+# Linux 7.2 lets go of the socket's lock for a moment. If the program closes the socket just then, nobody drops the last
+# reference, so the module stays, and the link groups end with their device.
+down_after_aborts() { { modprobe -r smc_diag smc || lost_socket; } && wait_for no_connections; }
+
+lost_socket() { no_sockets && echo "SMC has lost a socket" && "$DIR/fault.sh" reload_driver; }
+
+no_sockets() { awk '/SMC/ { sockets += $3 } END { exit sockets != 0 }' /proc/net/protocols; }

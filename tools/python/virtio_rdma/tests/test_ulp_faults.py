@@ -257,7 +257,7 @@ class FaultySmc(Faulty):
         self.server.kill(signal.SIGTERM)
         self.server.wait(HANG_SECONDS)
         for guest in (self.target, self.host):
-            self.do(guest, "down", name=f"ends_in_guest_{guest.number}")
+            self.do(guest, "down_after_aborts", name=f"ends_in_guest_{guest.number}")
 
 
 class FaultySrp(Faulty):
