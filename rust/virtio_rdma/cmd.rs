@@ -210,8 +210,9 @@ const POLL: Delta = Delta::from_micros(200);
 /// After so many callers in a row that looked in vain, only one of so many callers looks.
 const PATIENCE: u32 = 16;
 
-/// The interval at which a waiting caller looks whether the queue is broken: a transport that
-/// vanishes breaks it and gives no notice.
+/// The interval at which a waiting caller looks whether the queue is broken or the device was reset: a transport
+/// that vanishes breaks the queue and gives no notice, and nobody tells the driver that somebody else has reset the
+/// device.
 const LIVENESS: Duration = Duration::from_secs(1);
 
 /// The time that a command waits whose memory cannot be mapped, before it is tried once more.
@@ -311,6 +312,8 @@ pub(crate) enum Failed {
     Broken,
     /// The device did not reply in time.
     Silent,
+    /// Somebody else has reset the device, which has forgotten the command.
+    Reset,
     /// The device replied, and no interrupt said so.
     Untold,
 }
@@ -560,6 +563,9 @@ impl ControlQueue {
             if self.broken.load(Relaxed) || reply.wait_timeout(LIVENESS) {
                 break;
             }
+            if self.device_was_reset() {
+                return Err(Failed::Reset);
+            }
             waited += LIVENESS;
         }
         if self.inner.lock().has_reply(slot) {
@@ -578,6 +584,12 @@ impl ControlQueue {
         } else {
             Failed::Silent
         }
+    }
+
+    /// Returns whether somebody else has reset the device. May sleep.
+    fn device_was_reset(&self) -> bool {
+        let status = self.inner.lock().queue.as_ref().map(Queue::status);
+        status.is_some_and(|status| status.is_reset())
     }
 
     fn transport_is_broken(&self) -> bool {

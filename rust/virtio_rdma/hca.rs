@@ -721,6 +721,7 @@ impl Hca {
         match failed {
             Failed::Broken => self.fail(fmt!("the control queue broke in {name}")),
             Failed::Silent => self.fail(fmt!("{name} has no reply")),
+            Failed::Reset => self.fail(fmt!("it was reset during {name}, and not by the driver")),
             Failed::Untold => self.fail(fmt!("the reply to {name} came without an interrupt")),
         }
     }

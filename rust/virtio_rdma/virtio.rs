@@ -756,9 +756,20 @@ impl Status {
     /// Returns whether the device has failed and wants a reset (DEVICE_NEEDS_RESET). May sleep: to virtio-ccw this is
     /// a command of the channel.
     pub(crate) fn needs_reset(&self) -> bool {
+        self.get() & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
+    }
+
+    /// Returns whether a device that was made ready has been reset since. Only a reset clears ACKNOWLEDGE and DRIVER_OK.
+    /// One of them may be set again: the first by the virtio core behind a reset of the PCI function, and the second by
+    /// a probe that knows of no reset. May sleep.
+    pub(crate) fn is_reset(&self) -> bool {
+        let ready = bindings::VIRTIO_CONFIG_S_ACKNOWLEDGE | bindings::VIRTIO_CONFIG_S_DRIVER_OK;
+        self.get() & ready != ready
+    }
+
+    fn get(&self) -> u32 {
         // SAFETY: The device is valid as long as there are queues, and each transport has `get_status`.
-        let status = unsafe { bindings::virtio_rdma_get_status(self.0.vdev) };
-        u32::from(status) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
+        unsafe { bindings::virtio_rdma_get_status(self.0.vdev) }.into()
     }
 }
 

@@ -197,7 +197,7 @@ reset_function()
 	return 0
 }
 
-# reset_beneath: resets the device beneath the driver, which notices when a command has no reply (command_timeout).
+# reset_beneath: resets the device beneath the driver, which looks at the device when a command has no reply for a second.
 reset_beneath()
 {
 	function=$(pci_function) && python3 "$DIR/stop_beneath.py" "$function" || return

@@ -58,9 +58,12 @@ reset_while_unbound()
 	bind && usable && before && reset_function && is_back
 }
 
+# reset_beneath_traffic: the driver finds out that the device was reset, and does not wait for a reply that never comes.
 reset_beneath_traffic()
 {
-	before && traffic_start && reset_beneath && traffic_ended && is_back
+	dmesg -C
+	before && traffic_start && reset_beneath && traffic_ended && is_back &&
+	dmesg | grep -q 'it was reset during'
 }
 
 ktap_print_header
