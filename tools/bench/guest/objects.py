@@ -2,6 +2,8 @@
 """In a guest: how fast a device registers memory and makes queue pairs.
 
     objects.py DEVICE GID_INDEX mr SIZE SECONDS   registrations a second
+    objects.py DEVICE GID_INDEX mr-huge SIZE SECONDS
+                                                  the same of memory in huge pages of 2 MiB
     objects.py DEVICE GID_INDEX qp SECONDS        QPs a second, from none to RTS and back to none
     objects.py DEVICE GID_INDEX hold QPS MRS      makes as many, says "holding", and fails if a QP is not in RTS when it
                                                   is told to end
@@ -9,6 +11,9 @@
 The calls are libibverbs', through pyverbs; the microsecond or two that Python takes a call is in the figure.
 """
 
+import contextlib
+import ctypes
+import mmap
 import signal
 import sys
 import time
@@ -22,6 +27,8 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
 PORT = 1
+HUGE_PAGE = 2 << 20
+MAP_HUGETLB = 0x40000
 
 
 def repeated(action, seconds):
@@ -41,12 +48,43 @@ def registrations(context, size, seconds):
     with PD(context) as pd:
         memory = MR(pd, size, e.IBV_ACCESS_LOCAL_WRITE)
         memory.write(b"\x5a" * size, size)
-        access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+        return registrations_of(pd, memory.buf, size, seconds)
 
-        def one():
-            MR(pd, size, access, address=memory.buf).close()
 
-        return repeated(one, seconds)
+def huge_registrations(context, size, seconds):
+    """The same of memory in huge pages."""
+    with huge_memory(size) as address, PD(context) as pd:
+        return registrations_of(pd, address, size, seconds)
+
+
+def registrations_of(pd, address, size, seconds):
+    """ibv_reg_mr and ibv_dereg_mr of memory at an address."""
+    access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+
+    def one():
+        MR(pd, size, access, address=address).close()
+
+    return repeated(one, seconds)
+
+
+@contextlib.contextmanager
+def huge_memory(size):
+    """Memory in huge pages that are there already."""
+    set_huge_pages(-(-size // HUGE_PAGE))
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
+        for place in range(0, size, HUGE_PAGE):
+            memory[place] = 0x5a
+        yield ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    finally:
+        # Those of the mapping end with the program.
+        set_huge_pages(0)
+
+
+def set_huge_pages(count):
+    """Sets how many huge pages the kernel keeps. It takes one write for each time that the file is opened."""
+    with open("/proc/sys/vm/nr_hugepages", "w", encoding="ascii") as pool:
+        pool.write(str(count))
 
 
 def connect_to_itself(qp, gid, index):
@@ -97,6 +135,8 @@ def main(device, index, what, *numbers):
     with Context(name=device) as context:
         if what == "mr":
             print(registrations(context, int(numbers[0]), float(numbers[1])))
+        elif what == "mr-huge":
+            print(huge_registrations(context, int(numbers[0]), float(numbers[1])))
         elif what == "hold":
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             lost = hold(context, int(index), int(numbers[0]), int(numbers[1]))

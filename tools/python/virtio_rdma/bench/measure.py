@@ -22,6 +22,8 @@ TCP_PORT = 18516
 HANG_SECONDS = {False: 20, True: 15}
 # Bounds of the number of iterations. perftest accepts no fewer, and more do not fit its tables.
 FEWEST, MOST_BW, MOST_LAT = 5, 5_000_000, 200_000
+# What objects.py is told to make.
+OBJECTS = {"reg_mr": "mr", "reg_mr_huge": "mr-huge", "qp_to_rts": "qp"}
 # Words of tools that fail.
 COMPLAINT = re.compile(r"fail|error|unable|cannot|couldn't|can't|unexpected|status \d", re.I)
 # Columns of perftest, after the size and the number of iterations.
@@ -84,7 +86,7 @@ class Pair:
         if point.kind == "cpu":
             return self.processor_time(point)
         if point.kind == "objects":
-            what = ["mr", str(point.size)] if point.tool == "reg_mr" else ["qp"]
+            what = [OBJECTS[point.tool], *([str(point.size)] if point.size else [])]
             return last_number(self.client, self.hang_seconds, [
                 "python3", "-B", "/mnt/objects.py", self.device, str(self.index), *what, str(seconds)])
         if self.limits["max_cqe"] < MAD_CQE:

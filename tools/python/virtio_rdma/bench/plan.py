@@ -31,6 +31,8 @@ RATE_SIZE = 64
 RATE_QPS = (1, 16, 64, 1000)
 ATOMIC_SIZE = 8
 REGISTRATIONS = (4096, 1 << 20, 64 << 20)
+# The size of an MR whose pages are huge.
+HUGE_REGISTRATION = 64 << 20
 
 # Kinds whose programs name the other end by its address: only one driver at a time may have a device with it.
 BY_ADDRESS = ("cm", "nvme")
@@ -155,6 +157,8 @@ def rates():
 def objects():
     for size in REGISTRATIONS:
         yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", goal=True, quick=VMMS if size == 4096 else ())
+    # User-mode Linux has no huge pages.
+    yield Point("reg_mr_huge", HUGE_REGISTRATION, PER_SECOND, 0, kind="objects", goal=True, vmms=("qemu",))
     yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", goal=True, quick=VMMS)
     yield Point("rdma_connect", 0, PER_SECOND, kind="cm", goal=True, quick=VMMS)
     yield Point("nvme_read", 4096, PER_SECOND, 0, kind="nvme", goal=True, tcp="nvme_read", limit="own_disk",

@@ -169,6 +169,10 @@ class Report:
                                     ("rdma_connect", 0, 1)):
                 yield self.over(f"{vmm}: {tool} {size_text(size)}".rstrip() + ": times rxe", 1.5,
                                 self.at(tool, size, qps, vmm=vmm), self.at(tool, size, qps, "rxe", vmm))
+            if vmm == "qemu":
+                huge = "reg_mr_huge", plan.HUGE_REGISTRATION, 0
+                yield self.over(f"{vmm}: {huge[0]} {size_text(huge[1])}: times rxe", 3, self.at(*huge, vmm=vmm),
+                                self.at(*huge, "rxe", vmm))
 
     def goal(self, name, key, target, value, least):
         """Returns one goal. key: the row of the load that it is about."""
