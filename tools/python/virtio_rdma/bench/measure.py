@@ -38,6 +38,7 @@ RUNS = 5
 # CLOCK_SECONDS is not tried again: three times 8 MiB over rxe were a fifth of the benchmark's time.
 CLOCK_TRIES = 3
 CLOCK_SECONDS = 5
+NO_CLOCK = "perftest cannot measure the processor's clock: the machine is too busy"
 # Messages that processor time is measured of: few, and many. It is counted in hundredths of a second a process.
 CPU_COUNTS = (8, 520)
 # The taps between which limits sends datagrams.
@@ -142,15 +143,7 @@ class Pair:
 
     def perftest_once(self, point, depths, count):
         """Returns the figure, and the seconds that one message takes."""
-        argv = [point.program, "-F", "-d", self.device, "-x", str(self.index), "-n", str(count), *depths,
-                *point.arguments]
-        if not point.program.startswith("ib_atomic"):
-            argv += ["-s", str(point.size)]
-        if point.program.endswith("_bw"):
-            # To find the peak, perftest takes the square of the number of messages.
-            argv.append("--noPeak")
-        if point.qps > 1:
-            argv += ["-q", str(point.qps)]
+        argv = self.command(point, [*depths, "-n", str(count)])
         with Observer(self.daemon if point.unit == plan.MPPS else None) as observer:
             columns = self.columns(argv, point.size)
         self.of_device = observer.figures()
@@ -158,9 +151,19 @@ class Pair:
             value = columns[LAT_TYPICAL]
             # perftest prints half of a round trip, except for operations whose answer is a part of them.
             return value, value * (2e-6 if point.program in ("ib_send_lat", "ib_write_lat") else 1e-6)
-        rate = 1e6 * columns[BW_RATE]
-        # In its own column of bandwidth, small messages leave no digits.
-        return rate / 1e6 if point.unit == plan.MPPS else rate * point.size / 2**20, 1 / rate
+        return throughput(point, columns), 1e-6 / columns[BW_RATE]
+
+    def command(self, point, arguments):
+        """Returns the command line of perftest for a point."""
+        argv = [point.program, "-F", "-d", self.device, "-x", str(self.index), *arguments, *point.arguments]
+        if not point.program.startswith("ib_atomic"):
+            argv += ["-s", str(point.size)]
+        if point.program.endswith("_bw"):
+            # To find the peak, perftest takes the square of the number of messages.
+            argv.append("--noPeak")
+        if point.qps > 1:
+            argv += ["-q", str(point.qps)]
+        return argv
 
     def depths(self, point):
         """Returns perftest's options for queue depths that the device has room for. A bandwidth test has one CQ for
@@ -201,19 +204,20 @@ class Pair:
         """Returns the result line of perftest without size and iterations."""
         for _ in range(CLOCK_TRIES):
             start = time.monotonic()
-            text = self.both(argv, PERFTEST_PORT)
-            match = re.search(rf"^[ \t]*{size}[ \t]+\d+((?:[ \t]+[-+\w.]+)+)[ \t]*$", text, re.M)
-            if not match:
-                raise Refused("no result: " + last_line(text))
-            columns = [float(word) for word in match[1].split()]
-            if all(map(math.isfinite, columns)) and columns[LAT_TYPICAL]:
+            columns = result_columns(self.both(argv, PERFTEST_PORT), size)
+            if columns:
                 return columns
             if time.monotonic() - start > CLOCK_SECONDS:
                 break
-        raise Refused("perftest cannot measure the processor's clock: the machine is too busy")
+        raise Refused(NO_CLOCK)
 
     def both(self, argv, port):
         """Runs a tool's server in one guest and its client in the other, and returns the client's output."""
+        server = self.serve(argv, port)
+        return self.result(server, self.connect(argv))
+
+    def serve(self, argv, port):
+        """Starts a tool's server, and waits until it listens."""
         ready = threading.Event()
         server = self.server.start(["/mnt/serve", str(port), "timeout", str(self.hang_seconds), *argv],
                                    sink=lambda text: ready.set() if "ready\n" in text else None)
@@ -224,7 +228,14 @@ class Pair:
             if time.monotonic() > end:
                 server.kill(signal.SIGKILL)
                 raise Refused("server: it does not listen")
-        client = self.client.start(["timeout", str(self.hang_seconds), *argv, self.server.address])
+        return server
+
+    def connect(self, argv):
+        """Starts a tool's client."""
+        return self.client.start(["timeout", str(self.hang_seconds), *argv, self.server.address])
+
+    def result(self, server, client):
+        """Waits for the end of both, and returns the client's output."""
         status = client.wait(2 * self.hang_seconds)
         if status:
             server.kill(signal.SIGKILL)
@@ -324,6 +335,23 @@ class Limit:
         if done.returncode:
             raise Refused(done.stderr.strip())
         return float(done.stdout)
+
+
+def result_columns(text, size):
+    """Returns the result line of perftest without size and iterations. If perftest could not measure the processor's
+    clock, returns None."""
+    match = re.search(rf"^[ \t]*{size}[ \t]+\d+((?:[ \t]+[-+\w.]+)+)[ \t]*$", text, re.M)
+    if not match:
+        raise Refused("no result: " + last_line(text))
+    columns = [float(word) for word in match[1].split()]
+    return columns if all(map(math.isfinite, columns)) and columns[LAT_TYPICAL] else None
+
+
+def throughput(point, columns):
+    """Returns the rate or the bandwidth of perftest's result line, in the unit of a point. In perftest's own column of
+    bandwidth, small messages leave no digits."""
+    rate = columns[BW_RATE]
+    return rate if point.unit == plan.MPPS else 1e6 * rate * point.size / 2**20
 
 
 def make_taps():
