@@ -90,7 +90,7 @@ run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
 	@$(top)/tools/test/run-demo
 
 .PHONY: bench
-bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: perf of the device
+bench: ## every path beside the machine's limits, and goals for its processors; Q=1: in 2 minutes; PROFILE=1: perf
 	@# Q is the kernel's own variable, and would reach its build.
 	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from virtio_rdma import guests
 from virtio_rdma.bench import measure, plan, processor, report
 from virtio_rdma.bench.restarts import Restarts
+from virtio_rdma.bench.scale import Scale
 from virtio_rdma.common import BUILD, CACHE, TOP, Failure, die_with_parent, end_on, say
 from virtio_rdma.guests.cable import Cabled
 from virtio_rdma.guests.hosts import Hosts
@@ -41,6 +43,8 @@ ROUNDS = 9
 NETWORKS = {plan.HOSTS: Hosts, plan.CABLE: Cabled}
 # A path that fails in this way so often is not tried any more.
 MOST_HANGS = 3
+# The tables that are measured by a class of their own.
+TABLES: dict[str, Any] = {plan.RESTARTS: Restarts, plan.SCALE: Scale}
 # What a profile is taken of.
 PROFILED = (("ib_write_bw", 65536, 1), ("ib_write_rate", 64, 1), ("ib_read_lat", 2, 1))
 PROFILE_SECONDS = 3
@@ -255,7 +259,7 @@ class Phase:
 
     def of_device(self, path, point):
         """Yields the points that come with another from the device: the ends of their names, and they."""
-        for end, key in point.keys_of_device.items():
+        for end, key in point.companions.items():
             yield from ((end, other) for other in self.points if other.key == key and self.wanted(path, other))
 
     def record_device(self, path, point, number):
@@ -331,7 +335,7 @@ class Phase:
         missed = [goal["load"] for goal in self.found.goals() if goal["reached"] is False and goal["vmm"] == self.vmm]
         asked = self.options.profile
         chosen = (missed if asked or not self.options.quick else []) + (list(PROFILED) if asked else [])
-        return dict.fromkeys((tool.removesuffix(plan.CORE), size, qps) for tool, size, qps in chosen)
+        return dict.fromkeys((plan.load_of(tool), size, qps) for tool, size, qps in chosen)
 
     def profile(self):
         """Finds where the time of all processors goes under the loads whose goals were missed."""
@@ -429,6 +433,7 @@ def parse():
     parser.add_argument("--kernel", action="append", required=True, metavar="VMM=DIR")
     parser.add_argument("--image", required=True)
     parser.add_argument("--only", default="")
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
@@ -438,16 +443,22 @@ def parse():
     return options
 
 
+def tables(options, kind):
+    """Returns the tables of a run. One of everything has the table of scale only on a machine with many processors."""
+    return [vmm for vmm in options.kernel if vmm != plan.SCALE or kind == plan.MANY or not options.whole]
+
+
 def main():
     options = parse()
     end_on(signal.SIGTERM, signal.SIGHUP)
     stage()
     found = report.Report(options.quick)
+    say(found.kind_line())
     status = 0
     try:
-        for vmm in options.kernel:
+        for vmm in tables(options, found.kind):
             try:
-                (Restarts if vmm == plan.RESTARTS else Phase)(vmm, options, found).run()
+                TABLES.get(vmm, Phase)(vmm, options, found).run()
             except Failure as failure:
                 found.note(f"{vmm}: {failure}")
                 status = 1

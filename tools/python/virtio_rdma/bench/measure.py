@@ -144,7 +144,7 @@ class Pair:
     def perftest_once(self, point, depths, count):
         """Returns the figure, and the seconds that one message takes."""
         argv = self.command(point, [*depths, "-n", str(count)])
-        with Observer(self.daemon if point.unit == plan.MPPS else None) as observer:
+        with Observer(self.daemon if point.observed else None) as observer:
             columns = self.columns(argv, point.size)
         self.of_device = observer.figures()
         if point.program.endswith("_lat"):
@@ -323,6 +323,9 @@ class Limit:
         self.memory_dir = memory_dir
 
     def measure(self, name, size, seconds):
+        if name == "cacheline_rate":
+            # Round trips in a microsecond: a rate of messages by this one is messages in a round trip.
+            return 1 / self.measure("cacheline", size, seconds)
         argv = [self.program, name.replace("_", "-")]
         if name.startswith("memcpy"):
             argv += [str(size), str(seconds), self.memory_dir]

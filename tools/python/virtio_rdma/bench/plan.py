@@ -22,6 +22,8 @@ LOSS = 0.01
 RESTARTS = "restarts"
 # What each guest has meanwhile: QPs, and MRs.
 HELD_QPS, HELD_MRS = 1000, 10_000
+# Pairs of user-mode Linux guests beside each other, behind a device that has some workers.
+SCALE = "scale"
 SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
 # An emulated guest takes seconds to start a program, so the sizes that add least to a curve are left out.
 UML_ONLY_SIZES = (64, 512)
@@ -37,25 +39,59 @@ HUGE_REGISTRATION = 64 << 20
 # Kinds whose programs name the other end by its address: only one driver at a time may have a device with it.
 BY_ADDRESS = ("cm", "nvme")
 
+# A machine has many processors if a program may use so many.
+MANY_FROM = 8
+FEW, MANY, BOTH = "few", "many", "both"
+
 MIBS, US, MS, MPPS, PER_SECOND, PERCENT, S_PER_GIB = "MiB/s", "us", "ms", "M/s", "1/s", "%", "s/GiB"
-PER_MESSAGE = "1/msg"
+PER_MESSAGE, OF_MEAN = "1/msg", "/mean"
 
 # The ends of the names of figures that the device gives of a load: messages by the second that its workers worked,
 # which share of a processor they had, and doorbells for each message.
 CORE, WORKER, BELLS = "_core", "_worker", "_bells"
 OF_DEVICE = {CORE: MPPS, WORKER: PERCENT, BELLS: PER_MESSAGE}
+# The end of the name of what the least served pair of guests has of a load, by the mean of the pairs.
+LEAST = "_least"
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """One column of the table of scale: pairs of guests that all have the same load, and workers of their device."""
+
+    pairs: int
+    workers: int
+
+    @property
+    def name(self):
+        return f"{self.pairs}x{self.workers}"
+
+    @property
+    def threads(self):
+        """How many threads poll: a program in each guest, and the workers."""
+        return 2 * self.pairs + self.workers
+
+
+COMBINATIONS = tuple(Combination(*numbers) for numbers in ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8)))
+# What the limits of the machine stand beside, and what is compared with that.
+ALONE, WIDEST = COMBINATIONS[1], COMBINATIONS[-1]
+# What a machine that has few processors is asked for at most.
+FEW_COMBINATIONS = COMBINATIONS[:3]
+# The columns stand in the place of paths.
+COLUMNS = tuple(each.name for each in COMBINATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One line of the report.
 
-    tool: its name there. kind: who runs it ("perftest", "cpu", "objects", "cm", "nvme", "idle"; "device" comes
-    with another figure; "restart"). size: bytes of a message or a registration. arguments: beyond device, size and
+    tool: its name there. kind: who runs it ("perftest", "cpu", "objects", "cm", "nvme", "idle"; "device" and "least"
+    come with another figure; "restart"). size: bytes of a message or a registration. arguments: beyond device, size and
     count.
     limit: tool of the limit with the same unit, or "". tcp, udp: what the row of TCP and that of UDP is called, or
     "". loss: the share of the packets that the cable loses. goal: repeated until there is a median. longer: of the
     usual time. list: work requests a post.
+    observed: whether figures of the device come with it. column: the only column of the table of scale that has it, or
+    "".
     vmms: the guests on which it is measured; quick: those of a short run.
     """
 
@@ -73,6 +109,8 @@ class Point:
     goal: bool = False
     longer: float = 1
     list: int = 1
+    observed: bool = False
+    column: str = ""
     quick: tuple = ()
     vmms: tuple = VMMS
 
@@ -81,9 +119,9 @@ class Point:
         return (self.tool, self.size, self.qps)
 
     @property
-    def keys_of_device(self):
-        """The keys of the figures that the device gives of this load, by the ends of their names."""
-        return {end: (self.tool + end, self.size, self.qps) for end in OF_DEVICE}
+    def companions(self):
+        """The keys of the figures that may come with that of this load, by the ends of their names."""
+        return {end: (self.tool + end, self.size, self.qps) for end in (*OF_DEVICE, LEAST)}
 
     @property
     def beside(self):
@@ -109,13 +147,36 @@ def sized(size):
     return ("uml",) if size in UML_ONLY_SIZES else VMMS
 
 
+def machine_kind(processors):
+    """Returns which goals apply where a program may use so many processors."""
+    return MANY if processors >= MANY_FROM else FEW
+
+
+def combinations(processors):
+    """Returns the columns of the table of scale: those in which each thread has a processor of its own. A machine with
+    few processors has the first ones, in which threads may share processors."""
+    if machine_kind(processors) == FEW:
+        return FEW_COMBINATIONS
+    return tuple(each for each in COMBINATIONS if each.threads <= processors)
+
+
+def load_of(tool):
+    """Returns the name of the load that a figure comes with: its own, if it comes with no other."""
+    for end in (*OF_DEVICE, LEAST):
+        tool = tool.removesuffix(end)
+    return tool
+
+
 def bandwidth():
     for verb in ("write", "read", "send"):
         for size in SIZES:
             goal = size in GOAL_SIZES["bw"]
+            observed = (verb, size) == ("send", 65536)
             yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", limit="memcpy",
-                        tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size),
+                        tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size), observed=observed,
                         quick=VMMS if (verb, size) == ("write", 65536) else ("uml",) if goal else ())
+            if observed:
+                yield Point(f"ib_{verb}_bw{WORKER}", size, PERCENT, kind="device", vmms=("uml",))
     yield Point("ib_atomic_bw", ATOMIC_SIZE, MPPS, program="ib_atomic_bw")
 
 
@@ -147,7 +208,7 @@ def rates():
             goal = qps in (1, 1000)
             # A thousand connections over an emulated guest's TCP take longer than the measurement.
             yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, qps, program=f"ib_{verb}_bw", goal=goal, longer=4,
-                        quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
+                        observed=True, quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
             yield from of_device(f"ib_{verb}_rate", qps, goal, ("uml",) if goal else (),
                                  ("uml", "qemu") if qps < 1000 else ("uml",))
         # Many work requests a post: the device's rate when the program costs less.
@@ -180,7 +241,8 @@ def over_the_wire():
         yield Point(f"ib_{verb}_cpu", 1 << 20, S_PER_GIB, kind="cpu", program=f"ib_{verb}_bw", tcp="tcp_cpu",
                     goal=True, vmms=(HOSTS,))
     for verb in ("write", "send"):
-        yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", goal=True, longer=4, vmms=(HOSTS,))
+        yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", goal=True, longer=4, observed=True,
+                    vmms=(HOSTS,))
         yield from of_device(f"ib_{verb}_rate", 1, True, (), (HOSTS,))
 
 
@@ -198,9 +260,26 @@ def restarts():
         yield Point(tool, 0, MS, qps, kind="restart", goal=qps > 0, vmms=(RESTARTS,), quick=(RESTARTS,))
 
 
+def scale():
+    """Yields what pairs of guests do beside each other, and what one pair does beside the limits of the machine."""
+    for tool, verb, size, column in (
+            ("ib_write_rate", "write", RATE_SIZE, ""), ("ib_send_rate", "send", RATE_SIZE, ""),
+            ("ib_write_bw", "write", 65536, ""), ("ib_send_bw", "send", 65536, ""),
+            ("ib_write_bw", "write", 1 << 20, ""), ("ib_send_bw", "send", 1 << 20, ALONE.name),
+            ("ib_write_bw", "write", 8 << 20, ALONE.name)):
+        small = size == RATE_SIZE
+        yield Point(tool, size, MPPS if small else MIBS, program=f"ib_{verb}_bw", goal=True, column=column,
+                    limit="cacheline_rate" if small else "memcpy", vmms=(SCALE,))
+        if not column:
+            yield Point(tool + LEAST, size, OF_MEAN, kind="least", vmms=(SCALE,))
+    for verb in ("read", "write"):
+        yield Point(f"ib_{verb}_lat", 2, US, program=f"ib_{verb}_lat", limit="cacheline", goal=True, column=ALONE.name,
+                    vmms=(SCALE,))
+
+
 def points(vmm, quick):
     """Returns the points of a run, in the order of the report."""
-    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable, restarts)
+    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable, restarts, scale)
     return [point for group in groups for point in group()
             if vmm in (point.quick if quick else point.vmms)]
 
@@ -210,8 +289,9 @@ def by_importance(every):
     return sorted(every, key=lambda point: (not point.goal, not point.quick))
 
 
-def chosen(every, only):
+def chosen(every, only, column=""):
     """Returns the points whose "TOOL BYTES QPS" a regular expression matches, or all points if the expression is empty.
-    A load whose figures of the device match is among them."""
-    keys = {point.key for point in every if re.search(only, f"{point.tool} {point.size} {point.qps}")}
-    return [point for point in every if point.key in keys or not keys.isdisjoint(point.keys_of_device.values())]
+    In the table of scale, the name of the column follows. A load that matching figures come with is among them."""
+    keys = {point.key for point in every
+            if re.search(only, " ".join(filter(None, (point.tool, str(point.size), str(point.qps), column))))}
+    return [point for point in every if point.key in keys or not keys.isdisjoint(point.companions.values())]

@@ -69,16 +69,33 @@ class Report:
 
     # ---- goals
 
+    @property
+    def processors(self):
+        """How many processors the programs may use."""
+        return self.machine["usable_cpus"]
+
+    @property
+    def kind(self):
+        """Which goals apply."""
+        return plan.machine_kind(self.processors)
+
+    def kind_line(self):
+        """Returns which goals apply, and why."""
+        return f"{self.processors} processors: goals of {self.kind} processors"
+
     def measured(self, vmm, path=None):
         """Returns whether there are figures of these guests, and of that path."""
         return any(row.vmm == vmm and path in (None, row.path) and row.samples for row in self.rows.values())
 
     def goals(self):
-        """Returns the goals, for the best path of virtio-rdma that was measured; on user-mode Linux unless they say
-        otherwise."""
-        return [*self.copy_goals(), *self.small_goals(), *self.goals_beside_others(), *self.wire_goals(),
-                *self.object_goals(), self.figure("restart with 1,000 QPs and 10,000 MRs a guest: pause in ms", 200,
-                self.at("pause_full", 0, plan.HELD_QPS, "rings", plan.RESTARTS), False)]
+        """Returns the goals that apply to this machine, for the best path of virtio-rdma that was measured; on
+        user-mode Linux unless they say otherwise."""
+        every = ((plan.BOTH, self.copy_goals()), (plan.BOTH, self.small_goals()), (plan.FEW, self.shared_goals()),
+                 (plan.MANY, self.alone_goals()), (plan.MANY, self.wide_goals()),
+                 (plan.BOTH, self.goals_beside_others()), (plan.BOTH, self.wire_goals()),
+                 (plan.BOTH, self.object_goals()), (plan.BOTH, self.restart_goals()))
+        return [goal | {"processors": which} for which, group in every if which in (plan.BOTH, self.kind)
+                for goal in group]
 
     @property
     def ours(self):
@@ -91,7 +108,7 @@ class Report:
 
     def over(self, name, target, above, below, least=True):
         """Returns the goal that a ratio of two rows is at least, or at most, the target."""
-        mine = above if above[1] in plan.OURS else below
+        mine = below if below[1] in plan.OURS and above[1] not in plan.OURS else above
         return self.goal(name, mine, target, self.ratio(above, below), least)
 
     def figure(self, name, target, key, least=True):
@@ -100,14 +117,62 @@ class Report:
         return self.goal(name, key, target, row.value if row else None, least)
 
     def copy_goals(self):
-        """Yields what messages in one piece are to be of a copy."""
-        for verb, target in (("write", 0.9), ("read", 0.9), ("send", 0.6)):
-            for size, text in ((65536, "64 KiB"), (1 << 20, "1 MiB")):
-                copied = self.at(f"ib_{verb}_bw", size)
-                goal = self.over(f"{verb} of {text}: of memcpy", target, copied, self.at("memcpy", size, path="limit"))
-                # The device cannot make up for what the places of the guests' pages cost.
-                pages = self.ratio(copied, self.at("memcpy-pages", size, path="limit"))
-                yield goal | ({"of_scattered_pages": round(pages, 4)} if pages else {})
+        """Yields what WRITEs and READs in one piece are to be of a copy."""
+        for verb in ("write", "read"):
+            for size in plan.GOAL_SIZES["bw"]:
+                yield self.copy_goal(f"{verb} of {size_words(size)}: of memcpy", 0.9, verb, size)
+
+    def copy_goal(self, name, target, verb, size):
+        """Returns the goal of messages in one piece beside a copy."""
+        copied = self.at(f"ib_{verb}_bw", size)
+        goal = self.over(name, target, copied, self.at("memcpy", size, path="limit"))
+        # The device cannot make up for what the places of the guests' pages cost.
+        pages = self.ratio(copied, self.at("memcpy-pages", size, path="limit"))
+        return goal | ({"of_scattered_pages": round(pages, 4)} if pages else {})
+
+    def shared_goals(self):
+        """Yields what SENDs are to be by the clock, where two programs and the device share the processors."""
+        for size in plan.GOAL_SIZES["bw"]:
+            yield self.copy_goal(f"send of {size_words(size)}: of memcpy", 0.6, "send", size)
+        yield self.copy_goal("few processors: send of 64 KiB: of memcpy", 0.5, "send", 65536)
+        rate = self.at("ib_send_rate", plan.RATE_SIZE)
+        yield self.figure("64-byte sends, one QP: M/s by the clock", 4, rate)
+        yield self.figure("few processors: 64-byte sends: M/s by the clock", 3, rate)
+        for name, tool, size in (("send of 64 KiB", "ib_send_bw", 65536),
+                                 ("64-byte sends", "ib_send_rate", plan.RATE_SIZE)):
+            key = self.at(tool + plan.WORKER, size)
+            row = self.get(*key)
+            # In percent of one processor, while the three threads can use no more than three.
+            share = row.value / 100 / min(self.processors, 3) if row and row.value is not None else None
+            yield self.goal(f"few processors: {name}: the worker's share", key, 0.3, share, True)
+
+    def alone_goals(self):
+        """Yields what one pair of guests is to do where each thread has a processor of its own."""
+        def at(tool, size, path=plan.ALONE.name):
+            return self.at(tool, size, path=path, vmm=plan.SCALE)
+
+        place = f"scale {plan.ALONE.name}:"
+        for verb, target in (("write", 2), ("send", 1.5)):
+            yield self.over(f"{place} 64-byte {verb}s a cache line round trip", target,
+                            at(f"ib_{verb}_rate", plan.RATE_SIZE), at("cacheline_rate", 0, "limit"))
+        for verb, size, target in (("send", 65536, 0.85), ("send", 1 << 20, 0.85), ("write", 1 << 20, 2),
+                                   ("write", 8 << 20, 2)):
+            yield self.over(f"{place} {verb} of {size_words(size)}: of memcpy", target, at(f"ib_{verb}_bw", size),
+                            at("memcpy", size, "limit"))
+        for verb, target in (("read", 4), ("write", 3)):
+            yield self.over(f"{place} {verb} of 2 bytes: cache line round trips", target, at(f"ib_{verb}_lat", 2),
+                            at("cacheline", 0, "limit"), False)
+
+    def wide_goals(self):
+        """Yields what four pairs of guests are to do of one pair, where each thread has a processor of its own."""
+        def at(tool, column):
+            return self.at(tool, plan.RATE_SIZE, path=column.name, vmm=plan.SCALE)
+
+        place = f"scale {plan.WIDEST.name}: 64-byte"
+        for verb in ("write", "send"):
+            tool = f"ib_{verb}_rate"
+            yield self.over(f"{place} {verb}s: of {plan.ALONE.name}", 3.9, at(tool, plan.WIDEST), at(tool, plan.ALONE))
+            yield self.figure(f"{place} {verb}s: least pair of the mean", 0.95, at(tool + plan.LEAST, plan.WIDEST))
 
     def small_goals(self):
         """Yields what small messages are to take."""
@@ -118,7 +183,6 @@ class Report:
         for verb, target in (("write", 15), ("send", 10)):
             yield self.figure(f"64-byte {verb}s, one QP: M/s a device core", target,
                               self.at(f"ib_{verb}_rate{plan.CORE}", 64))
-        yield self.figure("64-byte sends, one QP: M/s by the clock", 4, self.at("ib_send_rate", 64))
         for verb in ("write", "send"):
             yield self.over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.95,
                             self.at(f"ib_{verb}_rate{plan.CORE}", 64, 1000), self.at(f"ib_{verb}_rate{plan.CORE}", 64))
@@ -169,10 +233,16 @@ class Report:
                                     ("rdma_connect", 0, 1)):
                 yield self.over(f"{vmm}: {tool} {size_text(size)}".rstrip() + ": times rxe", 1.5,
                                 self.at(tool, size, qps, vmm=vmm), self.at(tool, size, qps, "rxe", vmm))
+
             if vmm == "qemu":
                 huge = "reg_mr_huge", plan.HUGE_REGISTRATION, 0
                 yield self.over(f"{vmm}: {huge[0]} {size_text(huge[1])}: times rxe", 3, self.at(*huge, vmm=vmm),
                                 self.at(*huge, "rxe", vmm))
+
+    def restart_goals(self):
+        """Yields how long guests are to wait."""
+        yield self.figure("restart with 1,000 QPs and 10,000 MRs a guest: pause in ms", 200,
+                          self.at("pause_full", 0, plan.HELD_QPS, "rings", plan.RESTARTS), False)
 
     def goal(self, name, key, target, value, least):
         """Returns one goal. key: the row of the load that it is about."""
@@ -180,7 +250,7 @@ class Report:
         reached = None if value is None else (value >= target if least else value <= target)
         # How much of the goal is reached: 1 or more is all of it.
         ratio = None if not value else round(value / target if least else target / value, 3)
-        profile = self.profiles.get((vmm, load[0].removesuffix(plan.CORE), *load[1:]), []) if reached is False else []
+        profile = self.profiles.get((vmm, plan.load_of(load[0]), *load[1:]), []) if reached is False else []
         return {"goal": name, "vmm": vmm, "path": path, "load": load, "target": target,
                 "at": "least" if least else "most", "value": None if value is None else round(value, 4),
                 "ratio": ratio, "reached": reached,
@@ -207,7 +277,7 @@ class Report:
         """Returns everything as text. before: what the last comparable run found, by key."""
         lines = []
         for vmm in dict.fromkeys(row.vmm for row in self.rows.values()):
-            paths = [path for path in plan.PATHS if path != "limit"
+            paths = [path for path in (*plan.PATHS, *plan.COLUMNS) if path != "limit"
                      and any(row.vmm == vmm and row.path == path for row in self.rows.values())]
             lines += ["", f"{vmm:<20}{'size':>9}{'QPs':>6}" + "".join(f"{path:>13}" for path in paths)
                       + f"{'limit':>13}  {'unit':<6}{'of limit':>9}  change"]
@@ -225,7 +295,8 @@ class Report:
         first = next((row for row in rows if row and row.value and row.path not in ("tcp", "udp")), None)
         share = ""
         if first and limit and limit.value:
-            share = f"{self.ratio(first.key, limit.key):.2f}"
+            beside = next((row for row in rows if row and row.samples.keys() & limit.samples.keys()), first)
+            share = f"{self.ratio(beside.key, limit.key):.2f}"
         return text + f"{share:>9}  " + self.change(first, before)
 
     @staticmethod
@@ -252,7 +323,7 @@ class Report:
 
     def goal_lines(self, before):
         goals = [goal for goal in self.goals() if self.measured(goal["vmm"])]
-        lines = [f"{'goal (user-mode Linux)':<50}{'target':>11}{'reached':>11}{'':>4}before"]
+        lines = [self.kind_line(), f"{'goal (user-mode Linux)':<50}{'target':>11}{'reached':>11}{'':>4}before"]
         for goal in goals:
             word = {True: "yes", False: "NO", None: "-"}[goal["reached"]]
             sign = {"least": ">=", "most": "<="}[goal["at"]]
@@ -265,7 +336,7 @@ class Report:
             if goal["profile"]:
                 lines.append("    time of all processors: " + ", ".join(
                     f"{part['thread']} in {part['in']} {part['percent']:.0f} %" for part in goal["profile"]))
-        return [*lines, f"(path: {self.ours})"] if goals else []
+        return [*lines, f"(path: {self.ours})"] if goals else lines[:1]
 
     def history(self):
         """Returns what the history keeps of this run."""
@@ -313,6 +384,7 @@ def machine():
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit,
             "cpu": names[0] if names else platform.machine(), "cpus": os.cpu_count(),
+            "usable_cpus": len(os.sched_getaffinity(0)),
             "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
             "kernel": platform.release(), "load_before": round(os.getloadavg()[0], 2)}
 
@@ -327,6 +399,11 @@ def size_text(size):
         if size >= unit and size % unit == 0:
             return f"{size // unit}{name}"
     return str(size or "")
+
+
+def size_words(size):
+    """Returns a size that is a multiple of 1 KiB, in words."""
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
 def number(row):

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The benchmark's own arithmetic."""
 
+import json
 import os
+import types
 from typing import Any
 
 import pytest
 
-from virtio_rdma.bench import measure, plan, processor, report
+from virtio_rdma.bench import measure, plan, processor, report, scale
+from virtio_rdma.bench.__main__ import tables
 
 BW = """ #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
  64         100              0.23               0.25               0.003826
@@ -169,9 +172,16 @@ class TestProcessorTime:
         assert (chosen.tool_over("tcp"), chosen.tool_over("rxe"), chosen.tool_over("udp")) == ("tcp_cpu", "", "")
 
 
+def report_of(processors):
+    """A report of a machine of which programs may use so many processors."""
+    found = report.Report(False)
+    found.machine["usable_cpus"] = processors
+    return found
+
+
 class TestReport:
     def setup_method(self):
-        self.report = report.Report(False)
+        self.report = report_of(2)
 
     def samples(self, path, tool, size, *values, qps=1, vmm="uml"):
         row = self.report.row(vmm, path, tool, size, qps, "")
@@ -244,6 +254,16 @@ class TestReport:
             (plan.HOSTS, *plan_point.key) for plan_point in plan.points(plan.HOSTS, False)
             if plan_point.goal and not plan_point.tool.endswith("_rate")}
 
+    def test_share_of_the_worker(self):
+        self.samples("rings", "ib_send_bw_worker", 65536, 50)
+        self.samples("rings", "ib_send_rate_worker", 64, 66)
+        goals = [self.goal(f"few processors: {load}: the worker's share")
+                 for load in ("send of 64 KiB", "64-byte sends")]
+        assert [(goal["value"], goal["reached"]) for goal in goals] == [(0.25, False), (0.33, True)]
+        # There are three threads, so a third of three processors is all that the worker can have of more.
+        self.report.machine["usable_cpus"] = 6
+        assert self.goal("few processors: 64-byte sends: the worker's share")["value"] == 0.22
+
     def test_only_goals_of_what_was_measured(self):
         self.over_the_wire("rings", "ib_write_lat", 2, 30)
         text = self.report.table(lambda vmm: plan.points(vmm, False), {})
@@ -276,6 +296,214 @@ class TestReport:
             report.append_history(path, self.report.history())
         assert len(report.read_history(path)) == report.HISTORY
         assert report.last_run(path, self.report)["uml rings ib_read_lat 2 1"] == 0.5
+
+
+class TestMachine:
+    def goals(self, processors):
+        return {goal["goal"]: goal for goal in report_of(processors).goals()}
+
+    def test_which_goals_apply(self):
+        few, many = self.goals(7), self.goals(8)
+        assert {goal["processors"] for goal in few.values()} == {plan.BOTH, plan.FEW}
+        assert {goal["processors"] for goal in many.values()} == {plan.BOTH, plan.MANY}
+        assert {goal["vmm"] for goal in many.values() if goal["processors"] == plan.MANY} == {plan.SCALE}
+        of_both = {name for name, goal in few.items() if goal["processors"] == plan.BOTH}
+        assert few.keys() & many.keys() == of_both
+        assert {name for name in of_both if "device core" in name} == {
+            name for name in few.keys() | many.keys() if "device core" in name}
+
+    def test_targets(self):
+        few, many = self.goals(2), self.goals(16)
+        assert [few[f"few processors: {name}"]["target"] for name in (
+            "send of 64 KiB: of memcpy", "64-byte sends: M/s by the clock", "64-byte sends: the worker's share")] == [
+                0.5, 3, 0.3]
+        of_many = [(name, goal) for name, goal in many.items() if goal["processors"] == plan.MANY]
+        assert {name: (goal["at"], goal["target"]) for name, goal in of_many} == {
+            "scale 1x2: 64-byte writes a cache line round trip": ("least", 2),
+            "scale 1x2: 64-byte sends a cache line round trip": ("least", 1.5),
+            "scale 1x2: send of 64 KiB: of memcpy": ("least", 0.85),
+            "scale 1x2: send of 1 MiB: of memcpy": ("least", 0.85),
+            "scale 1x2: write of 1 MiB: of memcpy": ("least", 2),
+            "scale 1x2: write of 8 MiB: of memcpy": ("least", 2),
+            "scale 1x2: read of 2 bytes: cache line round trips": ("most", 4),
+            "scale 1x2: write of 2 bytes: cache line round trips": ("most", 3),
+            "scale 4x8: 64-byte writes: of 1x2": ("least", 3.9),
+            "scale 4x8: 64-byte writes: least pair of the mean": ("least", 0.95),
+            "scale 4x8: 64-byte sends: of 1x2": ("least", 3.9),
+            "scale 4x8: 64-byte sends: least pair of the mean": ("least", 0.95)}
+
+    def test_says_which_and_why(self):
+        for processors, kind in ((2, "few"), (16, "many")):
+            found = report_of(processors)
+            line = f"{processors} processors: goals of {kind} processors"
+            assert found.kind_line() == line
+            assert line in found.table(lambda vmm: plan.points(vmm, False), {})
+
+    def test_counts_what_programs_may_use(self):
+        assert report.Report(False).processors == len(os.sched_getaffinity(0))
+
+    def test_tables(self):
+        def names(whole, kind):
+            return tables(types.SimpleNamespace(kernel={"uml": "", plan.SCALE: ""}, whole=whole), kind)
+
+        assert names(True, plan.FEW) == ["uml"]
+        assert names(True, plan.MANY) == names(False, plan.FEW) == ["uml", plan.SCALE]
+
+
+class TestScale:
+    def scale(self, processors, only="", quick=False):
+        return scale.Scale(plan.SCALE, types.SimpleNamespace(only=only, quick=quick), report_of(processors))
+
+    def columns(self, *arguments):
+        return [combination.name for combination, _ in self.scale(*arguments).columns]
+
+    def test_combinations_that_fit(self):
+        every = ["1x1", "1x2", "2x2", "2x4", "4x4", "4x8"]
+        for processors, count in ((8, 4), (11, 4), (12, 5), (15, 5), (16, 6), (64, 6)):
+            fitting = plan.combinations(processors)
+            assert [combination.name for combination in fitting] == every[:count]
+            assert all(combination.threads <= processors for combination in fitting)
+        # Threads share processors here, but for 1x1 and 1x2 on four and more.
+        for processors in (1, 2, 7):
+            assert [combination.name for combination in plan.combinations(processors)] == every[:3]
+
+    def test_goals_come_first(self):
+        assert self.columns(16) == ["1x2", "4x8", "1x1", "2x2", "2x4", "4x4"]
+
+    def test_chosen_columns(self):
+        assert self.columns(16, "^ib_write_rate 64 1 4x") == ["4x8", "4x4"]
+        assert self.columns(2, "_lat") == ["1x2"]
+        [(_, points)] = self.scale(16, "^ib_send_rate_least 64 1 2x4$").columns
+        assert [chosen.key for chosen in points] == [("ib_send_rate", 64, 1), ("ib_send_rate_least", 64, 1)]
+
+    def test_short_runs_have_none(self):
+        assert not self.scale(16, "", True).columns
+
+    def test_says_that_threads_share_processors(self, monkeypatch):
+        one = self.scale(4)
+        monkeypatch.setattr(one, "column", lambda *_: None)
+        one.run()
+        assert one.found.json()["notes"] == ["scale 2x2: 6 threads share 4 processors"]
+
+    def test_least_served(self):
+        assert scale.least_share([2, 2, 2, 2]) == 1
+        assert scale.least_share([1, 3, 2, 2]) == 0.5
+
+    def test_rows(self, monkeypatch):
+        one = self.scale(16)
+        figures = {"1x2": [3.0], "4x8": [1.5, 3.0, 3.0, 2.5]}
+        monkeypatch.setattr(scale, "together", lambda pairs, _: figures[pairs[0]])
+        for combination, points in one.columns[:2]:
+            one.point(combination, points, [combination.name], points[0], 0)
+        assert [(row["path"], row["tool"], row["size"], row["unit"], row["value"])
+                for row in one.found.json()["rows"]] == [
+            ("1x2", "ib_write_rate", 64, "M/s", 3), ("1x2", "ib_write_rate_least", 64, "/mean", 1),
+            ("4x8", "ib_write_rate", 64, "M/s", 10), ("4x8", "ib_write_rate_least", 64, "/mean", 0.6)]
+        goals = {goal["goal"]: (goal["value"], goal["reached"]) for goal in one.found.goals()}
+        assert goals["scale 4x8: 64-byte writes: of 1x2"] == (3.3333, False)
+        assert goals["scale 4x8: 64-byte writes: least pair of the mean"] == (0.6, False)
+        lines = one.found.table(lambda vmm: plan.points(vmm, False), {}).splitlines()
+        assert next(line for line in lines if line.startswith("scale ")).split()[3:5] == ["1x2", "4x8"]
+
+    def test_rounds(self, monkeypatch):
+        one = self.scale(16)
+        counts: dict[tuple, int] = {}
+
+        def measured(combination, _, __, load, number):
+            counts[(combination.name, *load.key[:2])] = number + 1
+            if load.tool != "ib_send_bw":
+                one.row(combination, load).samples[number] = 1
+
+        monkeypatch.setattr(one, "point", measured)
+        monkeypatch.setattr(one, "limit", lambda *_: None)
+        for combination, points in one.columns[:3]:
+            one.rounds(combination, points, [], None)
+        # Goals are about these. What fails at first is not tried again.
+        assert {key[1:] for key, count in counts.items() if key[0] == "1x2" and count == 1} == {
+            ("ib_send_bw", 65536), ("ib_send_bw", 1 << 20)}
+        assert {key[1:] for key, count in counts.items() if key[0] == "4x8" and count == scale.ROUNDS} == {
+            ("ib_write_rate", 64), ("ib_send_rate", 64)}
+        assert {count for key, count in counts.items() if key[0] == "1x1"} == {1}
+
+    def test_messages_a_round_trip(self, monkeypatch):
+        one = self.scale(16)
+        limit = measure.Limit("limits", "", 20)
+        monkeypatch.setattr(measure.subprocess, "run", lambda argv, **_: types.SimpleNamespace(
+            returncode=0, stdout={"cacheline": "0.5", "memcpy": "4000"}[argv[1]]))
+        figures = {64: [6.0], 1 << 20: [9000.0]}
+        monkeypatch.setattr(scale, "together", lambda _, load: figures[load.size])
+        points = one.points_of(plan.ALONE)
+        for tool, size in (("ib_write_rate", 64), ("ib_write_bw", 1 << 20)):
+            chosen = point(tool, size, vmm=plan.SCALE)
+            one.point(plan.ALONE, points, [], chosen, 0)
+            one.limit(chosen, limit, 0)
+            # Another column comes first in the table, but the machine's limit was not measured beside it.
+            one.found.row(plan.SCALE, "1x1", tool, size, 1, chosen.unit).samples[("1x1", 0, chosen.key)] = 1
+        goals = {goal["goal"]: goal["value"] for goal in one.found.goals()}
+        assert goals["scale 1x2: 64-byte writes a cache line round trip"] == 3
+        assert goals["scale 1x2: write of 1 MiB: of memcpy"] == 2.25
+        assert "3.00" in one.found.line(plan.SCALE, ["1x1", "1x2"], point("ib_write_rate", 64, vmm=plan.SCALE), {})
+
+    def test_every_goal_has_a_point(self):
+        goals = [goal for goal in report_of(16).goals() if goal["vmm"] == plan.SCALE]
+        points = {(combination.name, *chosen.key) for combination, chosen_points in self.scale(16).columns
+                  for chosen in chosen_points}
+        assert goals
+        assert all((goal["path"], *goal["load"]) in points for goal in goals)
+
+    def test_machine_is_in_the_report(self):
+        machine = json.loads(json.dumps(self.scale(16).found.json()))["machine"]
+        assert machine["cpu"]
+        assert (machine["cpus"], machine["usable_cpus"]) == (os.cpu_count(), 16)
+
+
+class Party:
+    """A pair of guests that notes what it is told to do."""
+
+    def __init__(self, name, told, outcome=BW):
+        self.name, self.told, self.outcome = name, told, outcome
+
+    def depths(self, _):
+        return ["-r", "126"]
+
+    def command(self, _, arguments):
+        return arguments
+
+    def serve(self, command, _):
+        self.told.append(("serve", self.name, *command))
+
+    def connect(self, _):
+        self.told.append(("connect", self.name))
+
+    def result(self, *_):
+        self.told.append(("result", self.name))
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class TestTogether:
+    def test_all_servers_before_the_first_client(self):
+        told: list[tuple] = []
+        figures = scale.together([Party(name, told) for name in "ab"], point("ib_send_rate", 64, vmm=plan.SCALE))
+        assert figures == [0.003826, 0.003826]
+        arguments = ("-r", "126", "-D", "3", "-f", "1")
+        assert told == [("serve", "a", *arguments), ("serve", "b", *arguments), ("connect", "a"), ("connect", "b"),
+                        ("result", "a"), ("result", "b")]
+
+    def test_tries_again_without_a_clock(self):
+        told: list[tuple] = []
+        parties = [Party("a", told), Party("b", told, NO_CLOCK.replace(" 2 ", " 64 "))]
+        with pytest.raises(measure.Refused, match="clock"):
+            scale.together(parties, point("ib_write_rate", 64, vmm=plan.SCALE))
+        assert told.count(("connect", "a")) == told.count(("connect", "b")) == measure.CLOCK_TRIES
+
+    def test_waits_for_all_if_one_fails(self):
+        told: list[tuple] = []
+        with pytest.raises(measure.Refused, match="first"):
+            scale.together([Party("a", told, measure.Refused("first")), Party("b", told)],
+                           point("ib_write_rate", 64, vmm=plan.SCALE))
+        assert told[-1] == ("result", "b")
 
 
 def test_only_takes_the_load_of_a_figure_of_the_device():
