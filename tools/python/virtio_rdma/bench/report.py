@@ -132,19 +132,16 @@ class Report:
 
     def shared_goals(self):
         """Yields what SENDs are to be by the clock, where two programs and the device share the processors."""
-        for size in plan.GOAL_SIZES["bw"]:
-            yield self.copy_goal(f"send of {size_words(size)}: of memcpy", 0.6, "send", size)
-        yield self.copy_goal("few processors: send of 64 KiB: of memcpy", 0.5, "send", 65536)
-        rate = self.at("ib_send_rate", plan.RATE_SIZE)
-        yield self.figure("64-byte sends, one QP: M/s by the clock", 4, rate)
-        yield self.figure("few processors: 64-byte sends: M/s by the clock", 3, rate)
+        for size, target in zip(plan.GOAL_SIZES["bw"], (0.5, 0.6), strict=True):
+            yield self.copy_goal(f"send of {size_words(size)}: of memcpy", target, "send", size)
+        yield self.figure("64-byte sends, one QP: M/s by the clock", 3, self.at("ib_send_rate", plan.RATE_SIZE))
         for name, tool, size in (("send of 64 KiB", "ib_send_bw", 65536),
                                  ("64-byte sends", "ib_send_rate", plan.RATE_SIZE)):
             key = self.at(tool + plan.WORKER, size)
             row = self.get(*key)
             # In percent of one processor, while the three threads can use no more than three.
             share = row.value / 100 / min(self.processors, 3) if row and row.value is not None else None
-            yield self.goal(f"few processors: {name}: the worker's share", key, 0.3, share, True)
+            yield self.goal(f"{name}: the worker's share of the processors", key, 0.3, share, True)
 
     def alone_goals(self):
         """Yields what one pair of guests is to do where each thread has a processor of its own."""

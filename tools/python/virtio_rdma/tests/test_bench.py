@@ -257,12 +257,12 @@ class TestReport:
     def test_share_of_the_worker(self):
         self.samples("rings", "ib_send_bw_worker", 65536, 50)
         self.samples("rings", "ib_send_rate_worker", 64, 66)
-        goals = [self.goal(f"few processors: {load}: the worker's share")
+        goals = [self.goal(f"{load}: the worker's share of the processors")
                  for load in ("send of 64 KiB", "64-byte sends")]
         assert [(goal["value"], goal["reached"]) for goal in goals] == [(0.25, False), (0.33, True)]
         # There are three threads, so a third of three processors is all that the worker can have of more.
         self.report.machine["usable_cpus"] = 6
-        assert self.goal("few processors: 64-byte sends: the worker's share")["value"] == 0.22
+        assert self.goal("64-byte sends: the worker's share of the processors")["value"] == 0.22
 
     def test_only_goals_of_what_was_measured(self):
         self.over_the_wire("rings", "ib_write_lat", 2, 30)
@@ -314,9 +314,9 @@ class TestMachine:
 
     def test_targets(self):
         few, many = self.goals(2), self.goals(16)
-        assert [few[f"few processors: {name}"]["target"] for name in (
-            "send of 64 KiB: of memcpy", "64-byte sends: M/s by the clock", "64-byte sends: the worker's share")] == [
-                0.5, 3, 0.3]
+        assert [few[name]["target"] for name in (
+            "send of 64 KiB: of memcpy", "64-byte sends, one QP: M/s by the clock",
+            "64-byte sends: the worker's share of the processors")] == [0.5, 3, 0.3]
         of_many = [(name, goal) for name, goal in many.items() if goal["processors"] == plan.MANY]
         assert {name: (goal["at"], goal["target"]) for name, goal in of_many} == {
             "scale 1x2: 64-byte writes a cache line round trip": ("least", 2),
