@@ -7,6 +7,7 @@ pub(crate) mod cq_ring;
 pub(crate) mod entry;
 pub(crate) mod event;
 pub(crate) mod inbox;
+pub(crate) mod opcode;
 pub(crate) mod request;
 pub(crate) mod srq;
 pub(crate) mod users;

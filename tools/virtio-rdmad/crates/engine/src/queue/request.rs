@@ -86,6 +86,6 @@ impl Request {
 
     /// Returns whether the responder takes a receive for it.
     pub fn takes_receive(&self) -> bool {
-        self.operation == Operation::Send || self.immediate.is_some()
+        matches!(self.operation, Operation::Send) || self.immediate.is_some()
     }
 }

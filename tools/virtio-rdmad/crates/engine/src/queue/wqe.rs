@@ -8,21 +8,19 @@ use abi::{
     virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe,
     virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic,
     WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
-    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_ATOMIC_WRITE,
-    VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD,
-    VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV, VIRTIO_RDMA_WC_RDMA_READ,
-    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
+    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_RECV,
     VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
     VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW, VIRTIO_RDMA_WR_FLUSH,
     VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
-    VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
-    VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
+    VIRTIO_RDMA_WR_REG_MR, VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM,
+    VIRTIO_RDMA_WR_SEND_WITH_INV,
 };
 use ring::Chain;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::entry::Entry;
+use super::opcode::Opcode;
 use super::request::{Operation, Request};
 use crate::base::image::{abi_bytes, require, Wrong};
 use crate::base::limits::{MAX_INLINE, MAX_MSG_SIZE, MAX_SGE};
@@ -120,7 +118,11 @@ impl SgeList {
     #[inline]
     fn take(&mut self, count: usize, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
         self.count = count;
-        read(self.sges.get_mut(..count).unwrap_or_default().as_mut_bytes())
+        // Most lists have one SGE, whose length is known here, so that it is copied without a call.
+        match (count, &mut self.sges) {
+            (1, [sge, ..]) => read(sge.as_mut_bytes()),
+            (count, sges) => read(sges.get_mut(..count).unwrap_or_default().as_mut_bytes()),
+        }
     }
 
     /// Returns how many bytes they name in all.
@@ -207,51 +209,6 @@ impl From<Result<(), Malformed>> for Popped {
     }
 }
 
-/// Returns the `enum virtio_rdma_wc_opcode` for an `enum virtio_rdma_wr_opcode`.
-fn wc_opcode(opcode: u32) -> u8 {
-    (match opcode {
-        VIRTIO_RDMA_WR_RDMA_WRITE | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM => VIRTIO_RDMA_WC_RDMA_WRITE,
-        VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV => VIRTIO_RDMA_WC_RDMA_READ,
-        VIRTIO_RDMA_WR_REG_MR => VIRTIO_RDMA_WC_REG_MR,
-        VIRTIO_RDMA_WR_LOCAL_INV => VIRTIO_RDMA_WC_LOCAL_INV,
-        VIRTIO_RDMA_WR_BIND_MW => VIRTIO_RDMA_WC_BIND_MW,
-        VIRTIO_RDMA_WR_FLUSH => VIRTIO_RDMA_WC_FLUSH,
-        VIRTIO_RDMA_WR_ATOMIC_WRITE => VIRTIO_RDMA_WC_ATOMIC_WRITE,
-        VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => VIRTIO_RDMA_WC_COMP_SWAP,
-        VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => VIRTIO_RDMA_WC_FETCH_ADD,
-        _ => VIRTIO_RDMA_WC_SEND,
-    }) as u8
-}
-
-/// Returns whether an `enum virtio_rdma_wr_opcode` is one of rings alone.
-fn needs_rings(opcode: u32) -> bool {
-    matches!(opcode, VIRTIO_RDMA_WR_BIND_MW | VIRTIO_RDMA_WR_FLUSH | VIRTIO_RDMA_WR_ATOMIC_WRITE)
-}
-
-/// Returns whether QPs of a type do an `enum virtio_rdma_wr_opcode` (IBA 9.4, table 38).
-fn allows(kind: QpType, opcode: u32) -> bool {
-    let send = matches!(opcode, VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM);
-    let write = matches!(opcode, VIRTIO_RDMA_WR_RDMA_WRITE | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
-    let read = matches!(
-        opcode,
-        VIRTIO_RDMA_WR_RDMA_READ
-            | VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP
-            | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD
-    );
-    let local =
-        matches!(opcode, VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_BIND_MW);
-    let invalidates =
-        matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
-    let flush = matches!(opcode, VIRTIO_RDMA_WR_FLUSH | VIRTIO_RDMA_WR_ATOMIC_WRITE);
-    match kind {
-        QpType::Rc => send || write || read || local || invalidates || flush,
-        QpType::XrcIni => send || write || read || local || invalidates,
-        QpType::Uc => send || write || local,
-        QpType::Ud | QpType::Gsi => send,
-        QpType::XrcTgt => false,
-    }
-}
-
 impl SendWqe {
     /// Checks a work request that was saved, and is under way: that it has as much data as it says.
     pub fn check(&self) -> Result<(), Wrong> {
@@ -317,7 +274,7 @@ impl SendWqe {
             let no_header = Malformed::new(Ended::default());
             return Err(no_header.because("a send work request is shorter than its header"));
         };
-        if needs_rings(header.opcode) {
+        if Opcode::find(header.opcode).is_of_rings {
             return Err(
                 Malformed::new(Ended::send(0, header.wr_id, header.opcode)).because(FOREIGN_OPCODE)
             );
@@ -336,8 +293,13 @@ impl SendWqe {
     ) -> Result<(), Malformed> {
         let mut header = [0; RING_UD_HEADER];
         let len = ring_header_len(config.kind);
-        // The entry has room for it, checked at creation.
-        if entry.read(0, &mut header[..len]).is_err() {
+        // The entry has room for it, checked at creation. The length of the most frequent header is known here, so that
+        // it is copied without a call.
+        let read = match len {
+            RING_HEADER => entry.read(0, &mut header[..RING_HEADER]),
+            len => entry.read(0, &mut header[..len]),
+        };
+        if read.is_err() {
             let why = "a send work request that cannot be read";
             return Err(Malformed::new(Ended::of_entry(index, &header)).because(why));
         }
@@ -354,12 +316,12 @@ impl SendWqe {
         config: &WqConfig,
     ) -> Result<(), Malformed> {
         let common: virtio_rdma_ring_sq_wqe = prefix(header);
-        let opcode = u32::from(common.opcode);
+        let opcode = Opcode::find(common.opcode.into());
         let flags = u32::from(common.send_flags);
-        let ended = Ended::send(index, common.wr_id, opcode);
+        let ended = Ended { wr_id: common.wr_id, wc_opcode: opcode.wc, index };
         let malformed = Malformed::new(ended);
         (self.index, self.wr_id, self.wc_opcode) = (index, ended.wr_id, ended.wc_opcode);
-        if !allows(config.kind, opcode) {
+        if !opcode.is_done_by(config.kind) {
             return Err(malformed.because(FOREIGN_OPCODE));
         }
         if flags & !(KNOWN_FLAGS | VIRTIO_RDMA_SEND_INLINE) != 0 {
@@ -369,16 +331,14 @@ impl SendWqe {
         self.signaled = flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
         self.is_fenced = flags & VIRTIO_RDMA_SEND_FENCE != 0;
         self.request.solicited = flags & VIRTIO_RDMA_SEND_SOLICITED != 0;
-        let with_immediate =
-            matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
-        self.request.immediate = with_immediate.then_some(common.ex);
-        self.request.invalidate = invalidates(opcode).then_some(common.ex);
-        self.take_data(&common, read, config, malformed)?;
+        self.request.immediate = opcode.has_immediate.then_some(common.ex);
+        self.request.invalidate = opcode.invalidates.then_some(common.ex);
+        self.take_data(&common, opcode, read, config, malformed)?;
         (self.request.remote_addr, self.request.rkey) = (common.remote_addr, common.rkey);
         self.request.operation = operation(header, &common)
             .ok_or_else(|| malformed.because("a FLUSH of an unknown kind"))?;
         let count = common.num_sge;
-        if opcode == VIRTIO_RDMA_WR_ATOMIC_WRITE && count == 0 {
+        if matches!(self.request.operation, Operation::AtomicWrite) && count == 0 {
             // The data to write is in the header.
             self.inline.clear();
             self.inline.extend_from_slice(common.compare_add.as_bytes());
@@ -409,6 +369,7 @@ impl SendWqe {
     fn take_data(
         &mut self,
         common: &virtio_rdma_ring_sq_wqe,
+        opcode: &Opcode,
         read: impl FnOnce(&mut [u8]) -> bool,
         config: &WqConfig,
         malformed: Malformed,
@@ -419,7 +380,7 @@ impl SendWqe {
             if count != 0 {
                 return Err(malformed.because("inline data and SGEs"));
             }
-            if !may_be_inline(common.opcode.into()) || bytes > config.max_inline {
+            if !opcode.may_be_inline || bytes > config.max_inline {
                 return Err(malformed.because("inline data where there may be none"));
             }
             self.inline.resize(bytes, 0);
@@ -531,26 +492,6 @@ fn prefix<T: FromBytes>(bytes: &[u8]) -> T {
     T::read_from_prefix(bytes).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
 }
 
-/// Returns whether an `enum virtio_rdma_wr_opcode` names a key to invalidate.
-fn invalidates(opcode: u32) -> bool {
-    matches!(
-        opcode,
-        VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV
-    )
-}
-
-/// Returns whether the data of an `enum virtio_rdma_wr_opcode` may be inline.
-fn may_be_inline(opcode: u32) -> bool {
-    matches!(
-        opcode,
-        VIRTIO_RDMA_WR_SEND
-            | VIRTIO_RDMA_WR_SEND_WITH_IMM
-            | VIRTIO_RDMA_WR_SEND_WITH_INV
-            | VIRTIO_RDMA_WR_RDMA_WRITE
-            | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM
-    )
-}
-
 /// The fields of the CQE of a work request that ends without success, besides the status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ended {
@@ -565,7 +506,7 @@ pub(crate) struct Ended {
 impl Ended {
     #[inline(always)]
     fn send(index: u32, wr_id: u64, opcode: u32) -> Self {
-        Self { wr_id, wc_opcode: wc_opcode(opcode), index }
+        Self { wr_id, wc_opcode: Opcode::find(opcode).wc, index }
     }
 
     fn receive(index: u32, wr_id: u64) -> Self {
@@ -684,6 +625,8 @@ impl ReceiveWqe {
 
 #[cfg(test)]
 mod tests {
+    use abi::{VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WR_RDMA_WRITE};
+
     use super::*;
 
     fn bytes(num_sge: u32, opcode: u32, flags: u32, sges: &[virtio_rdma_sge]) -> Vec<u8> {
