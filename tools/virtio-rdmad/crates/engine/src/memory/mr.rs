@@ -595,6 +595,18 @@ impl Pin {
         &self.region
     }
 
+    /// Returns `len` bytes of its memory from the byte `offset` on, if they are contiguous.
+    #[inline(always)]
+    pub fn piece(&self, offset: u64, len: u64) -> Option<Chunk<'_>> {
+        let Map::Extents(extents) = &self.region.map else {
+            let piece = self.pieces(offset)?.next(len)?;
+            return (piece.len() as u64 == len).then_some(piece);
+        };
+        let (at, skip) = locate(extents, self.near.get(), offset)?;
+        self.near.set(at);
+        extents.get(at)?.slice.chunk(skip, usize::try_from(len).ok()?).ok()
+    }
+
     /// Returns its memory from the byte `offset` on.
     #[inline(always)] // or it is written word by word, and read from there before that is done
     pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {

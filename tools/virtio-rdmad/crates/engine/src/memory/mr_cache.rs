@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::RwLock;
 
 use abi::virtio_rdma_sge;
+use memory::Chunk;
 use smallvec::SmallVec;
 
 use super::key_table::KeyTable;
@@ -34,7 +35,7 @@ pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
 /// Regions of one device, found by key and pinned.
 #[derive(Default)]
 pub(crate) struct MrCache {
-    pins: SmallVec<[Pin; 2]>,
+    pins: Vec<Pin>,
     /// The address of the owner of these regions. It is only compared.
     owner: usize,
 }
@@ -43,6 +44,7 @@ impl MrCache {
     /// Ends the use of all regions.
     pub fn release(&mut self) {
         self.pins.clear();
+        self.owner = 0;
     }
 
     /// Begins a message to or from `owner`. Indices of earlier mappings are void.
@@ -64,6 +66,12 @@ impl MrCache {
     #[inline(always)]
     pub fn pieces(&self, mapping: &Mapping) -> Option<Pieces<'_>> {
         self.pins[mapping.pin as usize].pieces(mapping.offset)
+    }
+
+    /// Returns the memory of a mapping, if that is contiguous.
+    #[inline(always)]
+    pub fn piece(&self, mapping: &Mapping) -> Option<Chunk<'_>> {
+        self.pins[mapping.pin as usize].piece(mapping.offset, mapping.len)
     }
 
     /// Returns the index of the region with this key.
@@ -114,6 +122,7 @@ impl MrCache {
 
     /// Checks the part `bytes` of the memory that `sges` name in turn, which has at least as many bytes, and puts its
     /// mappings into `mappings`, in the place of those before.
+    #[inline(always)]
     pub fn map_sges(
         &mut self,
         keys: &RwLock<KeyTable>,
@@ -123,6 +132,29 @@ impl MrCache {
         mappings: &mut Mappings,
     ) -> Result<(), SgeError> {
         mappings.clear();
+        match sges {
+            // Most work requests have one SGE.
+            [sge] if !bytes.is_empty() && bytes.end <= u64::from(sge.length) => {
+                let wrong = |why| SgeError { at: 0, why };
+                let addr = sge.addr.checked_add(bytes.start).ok_or(wrong(KeyError::Range))?;
+                let len = bytes.end - bytes.start;
+                mappings.push(self.map(keys, sge.lkey, claim, addr, len).map_err(wrong)?);
+                Ok(())
+            }
+            _ => self.map_some(keys, sges, claim, bytes, mappings),
+        }
+    }
+
+    /// Checks memory of any number of SGEs, as [`Self::map_sges`], and adds its mappings to `mappings`.
+    #[inline(never)]
+    fn map_some(
+        &mut self,
+        keys: &RwLock<KeyTable>,
+        sges: &[virtio_rdma_sge],
+        claim: Claim,
+        bytes: Range<u64>,
+        mappings: &mut Mappings,
+    ) -> Result<(), SgeError> {
         let (mut skip, mut left) = (bytes.start, bytes.end - bytes.start);
         for (at, sge) in (0..).zip(sges) {
             let length = u64::from(sge.length);

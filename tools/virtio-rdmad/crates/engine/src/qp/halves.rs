@@ -19,7 +19,6 @@ use zerocopy::FromZeros;
 use super::admission::Admission;
 use super::config::QpConfig;
 use super::inbound::Inbound;
-use super::mtu::packets;
 use super::state::QpState;
 use crate::base::address::{Address, Gid};
 use crate::base::host::Incident;
@@ -296,13 +295,12 @@ impl Requester {
         }
     }
 
-    /// Counts the PSNs of the work request under way, which was done without a window.
+    /// Counts the PSNs of the work request under way, which was done without a window, and whose message is so many
+    /// packets.
     #[inline(always)]
-    pub fn count_psns(&mut self) {
-        let request = &self.wqe.request;
-        if !request.operation.is_local() {
-            let count = packets(request.total, self.attr.path_mtu);
-            self.attr.sq_psn = self.sq_psn().plus(count).get();
+    pub fn count_psns(&mut self, packets: u32) {
+        if !self.wqe.request.operation.is_local() {
+            self.attr.sq_psn = self.sq_psn().plus(packets).get();
         }
     }
 

@@ -365,7 +365,7 @@ impl Sender<'_> {
     ) -> Result<(), WcStatus> {
         let wqe = &requester.wqe;
         let fetches = matches!(wqe.request.operation, Operation::Read | Operation::Atomic(_));
-        let is_answered = fetches || wqe.request.operation == Operation::AtomicWrite;
+        let is_answered = fetches || matches!(wqe.request.operation, Operation::AtomicWrite);
         if is_answered && requester.attr.max_rd_atomic == 0 {
             return Err(WcStatus::LocalQpOperation);
         }
@@ -380,8 +380,12 @@ impl Sender<'_> {
                 .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, bytes, local)
                 .map_err(|_| WcStatus::LocalProtection)
         };
-        if requester.done == 0 && len < wqe.request.total {
-            map(0..wqe.request.total)?;
+        let total = wqe.request.total;
+        if len == total {
+            return map(0..total);
+        }
+        if requester.done == 0 {
+            map(0..total)?;
         }
         map(requester.done..requester.done + len)
     }
@@ -406,7 +410,14 @@ impl Sender<'_> {
         };
         let end = loop {
             requester.asks_again = rnr::asks_again(self.hca, requester);
-            if let Err(nak) = self.ask(requester, peer, &mut responder, local, len, round) {
+            // The PSNs of a message are counted with its last chunk.
+            let is_last = requester.done + len == requester.wqe.request.total;
+            let psns = if is_last {
+                packets(requester.wqe.request.total, requester.attr.path_mtu)
+            } else {
+                0
+            };
+            if let Err(nak) = self.ask(requester, peer, &mut responder, local, (len, psns), round) {
                 let is_seen = self.observed || responder.observed;
                 if is_seen && !self.only_polls(requester, nak) {
                     self.observe_nak(requester, peer, &responder, nak);
@@ -423,7 +434,7 @@ impl Sender<'_> {
             if self.observed || responder.observed {
                 self.show(requester, peer, &mut responder, (&*local, len), None, round);
             }
-            if let Some(progress) = self.advance(requester, peer, len, round) {
+            if let Some(progress) = self.advance(requester, peer, (len, psns), round) {
                 break Ok(progress);
             }
             if round.budget.is_over() || self.qp.state() != QpState::Rts {
@@ -488,7 +499,8 @@ impl Sender<'_> {
         Chunk { from, to, kind, requester, data, len }.show(responder, refused);
     }
 
-    /// Makes the responder of the other end, which is locked, carry out a chunk.
+    /// Makes the responder of the other end, which is locked, carry out a chunk of `len` bytes. `psns` are those of the
+    /// message, if the chunk is its last.
     #[inline(always)]
     fn ask(
         &self,
@@ -496,7 +508,7 @@ impl Sender<'_> {
         peer: &Peer,
         responder: &mut Responder,
         mappings: &Mappings,
-        len: u64,
+        (len, psns): (u64, u32),
         round: &mut Round,
     ) -> Result<(), Nak> {
         let Round { local: cache, remote, batch, .. } = round;
@@ -505,22 +517,20 @@ impl Sender<'_> {
         let (done, asks_again) = (requester.done, requester.asks_again);
         let path_mtu = requester.attr.path_mtu;
         let request = &wqe.request;
-        let is_last = done + len == request.total;
-        let psns = if is_last { packets(request.total, path_mtu) } else { 0 };
         let message = Message { request, done, len, psns, local, path_mtu, asks_again };
         let to = Receiver { hca: &peer.device, slot: peer.slot, responder, batch };
         let mut arrival = Arrival { to, message: &message, cache: remote };
         deliver(&mut arrival, self.config.wq.kind, (self.hca, self.slot))
     }
 
-    /// Goes on after the other end has carried out a chunk of `len` bytes. Returns `None` if the next chunk, or the
-    /// next work request, may follow at once.
+    /// Goes on after the other end has carried out a chunk of `len` bytes; `psns` are those of the message, if the chunk
+    /// is its last. Returns `None` if the next chunk, or the next work request, may follow at once.
     #[inline]
     fn advance(
         &self,
         requester: &mut Requester,
         peer: &Peer,
-        len: u64,
+        (len, psns): (u64, u32),
         round: &mut Round,
     ) -> Option<Progress> {
         requester.done += len;
@@ -531,19 +541,15 @@ impl Sender<'_> {
             return None;
         }
         requester.pace.count();
-        let traffic = traffic(&requester.wqe, requester.attr.path_mtu);
-        round.batch.carry(&peer.device, traffic.mirrored());
-        let status = match requester.wqe.request.operation {
-            Operation::Read => match self.invalidate_local(&requester.wqe) {
-                Ok(status) => status,
+        round.batch.carry(&peer.device, traffic(&requester.wqe, psns).mirrored());
+        if matches!(requester.wqe.request.operation, Operation::Read) {
+            match self.invalidate_local(&requester.wqe) {
+                Ok(WcStatus::Success) => {}
+                Ok(status) => return Some(Progress::End(status)),
                 Err(_) => return Some(self.leave_invalidation(requester, &mut round.batch)),
-            },
-            _ => WcStatus::Success,
-        };
-        if status != WcStatus::Success {
-            return Some(Progress::End(status));
+            }
         }
-        self.finish(requester, status, &mut round.batch);
+        self.succeed(requester, psns, &mut round.batch);
         None
     }
 

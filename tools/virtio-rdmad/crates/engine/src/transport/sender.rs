@@ -118,17 +118,25 @@ impl Sender<'_> {
     }
 
     /// Ends the work request under way: places its CQE, and fails the QP after an error.
-    #[inline]
     pub fn finish(&self, requester: &mut Requester, status: WcStatus, batch: &mut CompletionBatch) {
+        if status == WcStatus::Success {
+            let count = packets(requester.wqe.request.total, requester.attr.path_mtu);
+            return self.succeed(requester, count, batch);
+        }
         requester.active = false;
         self.stop_waiting(requester);
-        if status == WcStatus::Success {
-            requester.count_psns();
-        } else {
-            let why = self.error(&requester.wqe, status);
-            self.fail(requester, why);
-        }
-        self.end(&requester.wqe, requester.attr.path_mtu, status, batch);
+        let why = self.error(&requester.wqe, status);
+        self.fail(requester, why);
+        self.complete(requester.wqe.ended(), status, 0, batch);
+    }
+
+    /// Ends the work request under way, which is done. Its message is so many packets on the wire.
+    #[inline]
+    pub fn succeed(&self, requester: &mut Requester, packets: u32, batch: &mut CompletionBatch) {
+        requester.active = false;
+        self.stop_waiting(requester);
+        requester.count_psns(packets);
+        self.end_done(&requester.wqe, packets, batch);
     }
 
     /// Ends the oldest work request on the wire, which was taken out of the window.
@@ -142,8 +150,9 @@ impl Sender<'_> {
         self.stop_waiting(requester);
         if status != WcStatus::Success {
             self.fail(requester, self.error(wqe, status));
+            return self.complete(wqe.ended(), status, 0, batch);
         }
-        self.end(wqe, requester.attr.path_mtu, status, batch);
+        self.end_done(wqe, packets(wqe.request.total, requester.attr.path_mtu), batch);
     }
 
     /// Returns the incident of a work request that ends with an error.
@@ -179,16 +188,12 @@ impl Sender<'_> {
         self.hca.note(why);
     }
 
-    /// Makes the CQE of a work request.
+    /// Counts a work request that is done, and makes its CQE.
     #[inline(always)]
-    fn end(&self, wqe: &SendWqe, path_mtu: u8, status: WcStatus, batch: &mut CompletionBatch) {
-        if status != WcStatus::Success {
-            self.complete(wqe.ended(), status, 0, batch);
-            return;
-        }
-        self.count(wqe, path_mtu, batch);
+    fn end_done(&self, wqe: &SendWqe, packets: u32, batch: &mut CompletionBatch) {
+        self.count(wqe, packets, batch);
         if self.config.signal_all || wqe.signaled {
-            self.complete(wqe.ended(), status, wqe.request.total, batch);
+            self.complete(wqe.ended(), WcStatus::Success, wqe.request.total, batch);
         }
     }
 
@@ -207,9 +212,9 @@ impl Sender<'_> {
 
     /// Counts a work request that the peer has done.
     #[inline(always)]
-    fn count(&self, wqe: &SendWqe, path_mtu: u8, batch: &mut CompletionBatch) {
+    fn count(&self, wqe: &SendWqe, packets: u32, batch: &mut CompletionBatch) {
         if !wqe.request.operation.is_local() && self.config.wq.kind.is_connected() {
-            batch.carry_own(traffic(wqe, path_mtu));
+            batch.carry_own(traffic(wqe, packets));
         }
         count_send(self.config, wqe, batch);
     }
@@ -221,8 +226,9 @@ impl Sender<'_> {
         requester: &mut Requester,
         batch: &mut CompletionBatch,
     ) -> Progress {
-        requester.count_psns();
-        self.count(&requester.wqe, requester.attr.path_mtu, batch);
+        let count = packets(requester.wqe.request.total, requester.attr.path_mtu);
+        requester.count_psns(count);
+        self.count(&requester.wqe, count, batch);
         requester.wqe.request.operation = Operation::LocalInv;
         Progress::Again
     }
@@ -245,11 +251,10 @@ impl Sender<'_> {
     }
 }
 
-/// Returns the traffic of a work request that succeeds.
+/// Returns the traffic of a work request that succeeds, whose message is so many packets.
 #[inline(always)]
-pub(super) fn traffic(wqe: &SendWqe, path_mtu: u8) -> Traffic {
+pub(super) fn traffic(wqe: &SendWqe, packets: u32) -> Traffic {
     let total = wqe.request.total;
-    let packets = packets(total, path_mtu);
     match wqe.request.operation {
         Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush(_) => {
             Traffic::sent(total, packets)
