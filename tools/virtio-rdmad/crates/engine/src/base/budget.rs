@@ -178,6 +178,11 @@ impl Budget {
         Self { left, given: left, look_bytes: bytes, most_bytes: bytes, ..Self::default() }
     }
 
+    /// Makes it the budget of another round.
+    pub fn renew(&mut self) {
+        *self = Self { stopwatch: std::mem::take(&mut self.stopwatch), ..Self::default() };
+    }
+
     /// Returns whether an access to memory was held up lately, so that each one may be.
     pub fn is_wary(&self) -> bool {
         self.stopwatch.wary != 0

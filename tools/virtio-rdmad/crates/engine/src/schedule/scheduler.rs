@@ -15,15 +15,13 @@ use super::freeze::Freeze;
 use super::guest::Guest;
 use super::remap::Remap;
 use super::reset::Reset;
-use crate::base::budget::{cost, Budget, Stopwatch};
+use crate::base::budget::{cost, Budget};
 use crate::base::counters::Counter;
 use crate::base::queues::Queue;
 use crate::base::ready_set::Set;
 use crate::base::sync::lock;
 use crate::base::visit::Visit;
-use crate::transport::batch::Completion;
 use crate::transport::round::Round;
-use crate::transport::wire::outbox::Outbox;
 
 /// Timers that are taken in one round.
 const MOST_TIMERS: usize = 256;
@@ -51,14 +49,10 @@ pub(crate) struct Scheduler {
     quiet: Set,
     /// The queue at which the next round begins.
     cursor: u16,
-    /// Room for the completions of a round.
-    room: Vec<Completion>,
-    /// The memory of packets that leave at the end of a round.
-    outbox: Outbox,
+    /// The memory of a round; `None` while a round is under way, and after one that a panic has ended.
+    round: Option<Box<Round>>,
     /// The change that goes before all other work.
     change: Option<Change>,
-    /// Ends rounds that take longer than they should.
-    stopwatch: Stopwatch,
 }
 
 /// Returns whether a queue that had work is busy-polled.
@@ -74,10 +68,8 @@ impl Scheduler {
             busy_poll: BusyPoll::new(queues),
             quiet: Set::new(queues),
             cursor: 0,
-            room: Vec::new(),
-            outbox: Outbox::default(),
+            round: None,
             change: None,
-            stopwatch: Stopwatch::default(),
         }
     }
 
@@ -127,11 +119,11 @@ impl Scheduler {
         let hca = &guest.hca;
         hca.ready.begin();
         hca.ready.take(&mut self.active);
-        let mut round = Round::default();
-        round.budget.stopwatch = std::mem::take(&mut self.stopwatch);
+        let mut round = self.round.take().unwrap_or_default();
+        round.renew();
         round.budget.stopwatch.begin(hca.fabric.clock());
         let next = self.change_or_round(guest, &mut round, budget);
-        self.stopwatch = std::mem::take(&mut round.budget.stopwatch);
+        self.round = Some(round);
         next
     }
 
@@ -151,12 +143,8 @@ impl Scheduler {
             return Next::Idle;
         }
         let is_late = self.expire(guest, &mut round.budget);
-        round.batch.completions = std::mem::take(&mut self.room);
-        round.outbox = std::mem::take(&mut self.outbox);
         let worked = self.round(guest, round, budget);
         hca.stats.add(Counter::Work, round.finish(hca));
-        self.room = std::mem::take(&mut round.batch.completions);
-        self.outbox = std::mem::take(&mut round.outbox);
         if worked || is_late || !self.active.is_empty() || !hca.ready.is_empty() {
             return Next::Busy;
         }

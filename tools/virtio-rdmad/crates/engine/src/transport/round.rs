@@ -8,7 +8,7 @@ use super::wire::outbox::Outbox;
 use crate::base::budget::{Budget, BURST_BYTES};
 use crate::memory::mr_cache::MrCache;
 
-/// A round of visits to the queues of one guest. Nothing of it outlives one call of
+/// A round of visits to the queues of one guest. Only its memory and its stopwatch outlive one call of
 /// [`crate::Device::run`].
 #[derive(Default)]
 pub(crate) struct Round {
@@ -29,6 +29,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
+    /// Makes a round that has come to its end one that has not begun.
+    pub fn renew(&mut self) {
+        self.budget.renew();
+        self.untold = 0;
+    }
+
     /// Begins a visit, as [`Budget::begin`].
     pub fn begin(&mut self, most: u32, alone: bool) -> u32 {
         self.taken = None;
