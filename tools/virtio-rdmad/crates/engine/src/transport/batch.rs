@@ -74,12 +74,22 @@ struct Touched {
 }
 
 /// A completion that is yet to be placed.
-pub(crate) struct Completion {
+struct Completion {
     /// The index of its CQ in `CompletionBatch::touched`.
     touched: usize,
     cqe: Cqe,
     solicited: bool,
-    is_receive: bool,
+}
+
+/// Places the CQEs of a list that is held back, those of each CQ under one lock.
+fn place(held: &mut Vec<Completion>, touched: &[Touched]) {
+    while let Some(Completion { touched: next, .. }) = held.first() {
+        let next = *next;
+        let Touched { hca, cq, .. } = &touched[next];
+        let those = held.iter().filter(|held| held.touched == next);
+        hca.complete(*cq, those.map(|held| (&held.cqe, held.solicited)));
+        held.retain(|held| held.touched != next);
+    }
 }
 
 /// The completion batch: what visits leave to be done later, once for all of their messages. Guests are told of what
@@ -87,9 +97,12 @@ pub(crate) struct Completion {
 #[derive(Default)]
 pub(crate) struct CompletionBatch {
     touched: SmallVec<[Touched; 2]>,
-    /// CQEs that are held back.
-    pub completions: Vec<Completion>,
+    /// CQEs of receives that are held back, and those of sends.
+    receives: Vec<Completion>,
+    sends: Vec<Completion>,
     traffic: SmallVec<[(Arc<Hca>, Traffic); 2]>,
+    /// The traffic of the HCA that is served.
+    own: Traffic,
     tally: [u64; TALLIED],
 }
 
@@ -99,30 +112,42 @@ impl CompletionBatch {
     /// its work requests. The guest is told later.
     pub fn complete_send(&mut self, hca: &Arc<Hca>, cq: u16, cqe: Cqe) {
         let touched = self.touch(hca, cq);
-        self.completions.push(Completion { touched, cqe, solicited: false, is_receive: false });
+        self.sends.push(Completion { touched, cqe, solicited: false });
     }
 
     /// Holds the CQE of a receive back, as [`Self::complete_send`] does.
     pub fn complete_receive(&mut self, hca: &Arc<Hca>, cq: u16, cqe: Cqe, solicited: bool) {
         let touched = self.touch(hca, cq);
-        self.completions.push(Completion { touched, cqe, solicited, is_receive: true });
+        self.receives.push(Completion { touched, cqe, solicited });
     }
 
     /// Counts a message of `bytes` that was received; its CQE was the last.
     pub fn count_receive(&mut self, bytes: u64) {
-        if let Some(held) = self.completions.last() {
+        if let Some(held) = self.receives.last() {
             let place = &mut self.touched[held.touched];
             place.messages += 1;
             place.bytes += bytes;
         }
     }
 
+    /// Returns the place of a CQ among those that were touched. Most likely it is one of the last two, those of the two
+    /// ends of a connection.
+    #[inline(always)]
     fn touch(&mut self, hca: &Arc<Hca>, cq: u16) -> usize {
-        if self.touched.len() >= MOST && self.completions.is_empty() {
+        let is_it = |touched: &Touched| touched.cq == cq && Arc::ptr_eq(&touched.hca, hca);
+        match self.touched.as_slice() {
+            [.., last] if is_it(last) => self.touched.len() - 1,
+            [.., before, _] if is_it(before) => self.touched.len() - 2,
+            _ => self.touch_another(hca, cq),
+        }
+    }
+
+    #[inline(never)]
+    fn touch_another(&mut self, hca: &Arc<Hca>, cq: u16) -> usize {
+        if self.touched.len() >= MOST && self.has_placed_all() {
             self.tell();
         }
         let is_it = |touched: &Touched| touched.cq == cq && Arc::ptr_eq(&touched.hca, hca);
-        // Most likely it was touched just now.
         self.touched.iter().rposition(is_it).unwrap_or_else(|| {
             let hca = Arc::clone(hca);
             self.touched.push(Touched { hca, cq, messages: 0, bytes: 0 });
@@ -130,24 +155,22 @@ impl CompletionBatch {
         })
     }
 
-    /// Places the CQEs that are held back, each CQ's under one lock. Those of receives are first: a
-    /// program that sees that a send is complete finds that its message has arrived.
+    /// Places the CQEs that are held back. Those of receives are first, also in a CQ that has both: a program that sees
+    /// that a send is complete finds that its message has arrived.
     pub fn place_completions(&mut self) {
-        let held = &mut self.completions;
-        while let Some(next) = held.iter().find(|held| held.is_receive).or(held.first()) {
-            let next = next.touched;
-            let Touched { hca, cq, .. } = &self.touched[next];
-            let those = held.iter().filter(|held| held.touched == next);
-            hca.complete(*cq, those.map(|held| (&held.cqe, held.solicited)));
-            held.retain(|held| held.touched != next);
-        }
+        place(&mut self.receives, &self.touched);
+        place(&mut self.sends, &self.touched);
+    }
+
+    /// Returns whether no CQE is held back.
+    fn has_placed_all(&self) -> bool {
+        self.receives.is_empty() && self.sends.is_empty()
     }
 
     /// Adds to the traffic of the HCA that is served.
+    #[inline(always)]
     pub fn carry_own(&mut self, traffic: Traffic) {
-        for (counter, value) in traffic.counters() {
-            self.count(counter, value);
-        }
+        self.own.add(traffic);
     }
 
     /// Adds to the traffic of a peer.
@@ -177,7 +200,7 @@ impl CompletionBatch {
 
     /// Tells the guests of completions.
     pub fn announce(&mut self) {
-        debug_assert!(self.completions.is_empty(), "a CQE is told of before it is placed");
+        debug_assert!(self.has_placed_all(), "a CQE is told of before it is placed");
         self.tell();
     }
 
@@ -194,6 +217,9 @@ impl CompletionBatch {
     /// Adds the counts of the batch to the counters.
     pub fn settle(&mut self, stats: &Stats) {
         self.settle_traffic();
+        for (counter, value) in std::mem::take(&mut self.own).counters() {
+            self.count(counter, value);
+        }
         for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
             if *value != 0 {
                 stats.add(*counter, std::mem::take(value));
