@@ -15,8 +15,10 @@ pub fn prefetch<T>(value: &T) {
 /// byte behind it. Nothing is accessed, so any address will do.
 #[inline]
 pub(crate) fn lines(addr: *const u8, len: usize) {
-    for offset in (0..len).step_by(CACHE_LINE) {
+    let mut offset = 0;
+    while offset < len {
         line(addr.wrapping_add(offset));
+        offset += CACHE_LINE;
     }
 }
 

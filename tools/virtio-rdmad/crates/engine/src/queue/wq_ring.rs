@@ -24,6 +24,10 @@ const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
 /// Bytes of an entry that are prefetched before it is taken, at most.
 const MOST_PREFETCHED: u32 = 128;
 
+/// The number of entries that are asked for ahead of the one that is taken. Each was written by another processor, and
+/// takes about as long to come as a small message takes.
+const AHEAD: u32 = 4;
+
 /// Bytes of an entry that is moved, at most: those of a receive with all SGEs.
 const MOST_MOVED: usize = receive_entry_len(MAX_SGE);
 
@@ -287,18 +291,26 @@ impl WqRing {
             return Err(WqRingError::Producer { producer, next, depth });
         }
         self.limit = producer;
-        self.prefetch_ahead(pages);
+        for ahead in 1..producer.wrapping_sub(next).min(AHEAD) {
+            self.prefetch(pages, ahead);
+        }
         Ok(producer != next)
     }
 
-    /// Asks for the entry behind the next, if there is one: another processor wrote
+    /// Asks for the entry that is [`AHEAD`] behind the one that was just taken, if it is there: another processor wrote
     /// it, and it comes while those before it are carried out.
     #[inline]
     fn prefetch_ahead(&self, pages: &Pages) {
-        if self.limit.wrapping_sub(self.next) > 1 {
-            let entry = self.shape.entry(self.next.wrapping_add(1));
-            pages.prefetch(entry, self.shape.prefetched());
+        if self.limit.wrapping_sub(self.next) >= AHEAD {
+            self.prefetch(pages, AHEAD - 1);
         }
+    }
+
+    /// Asks for the entry that is so many behind the next one.
+    #[inline]
+    fn prefetch(&self, pages: &Pages, behind: u32) {
+        let entry = self.shape.entry(self.next.wrapping_add(behind));
+        pages.prefetch(entry, self.shape.prefetched());
     }
 
     /// Returns how far entries were taken.
