@@ -35,6 +35,7 @@ mod rings;
 mod schedules;
 mod selective;
 mod slow_memory;
+mod speed;
 mod srq;
 mod status;
 mod threads;
