@@ -297,16 +297,17 @@ mod tests {
         let unread = client.output.len() - client.sent;
         assert!(unread <= 2 * MAX_UNREAD, "{unread}");
         assert!(client.interest().contains(PollFlags::OUT));
-        // It reads now, and gets all of them.
+        // It reads now, gets all of them, and stays connected.
         let reader = std::thread::spawn(move || {
             let mut room = vec![0; 3 * MAX_UNREAD];
             other.read_exact(&mut room).unwrap();
-            room
+            (room, other)
         });
         while !reader.is_finished() {
             client.serve(large).unwrap();
             std::thread::yield_now();
         }
-        assert!(reader.join().unwrap().iter().all(|byte| *byte == b'y'));
+        let (room, _other) = reader.join().unwrap();
+        assert!(room.iter().all(|byte| *byte == b'y'));
     }
 }
