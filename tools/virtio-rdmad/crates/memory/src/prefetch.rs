@@ -15,6 +15,7 @@ pub fn prefetch<T>(value: &T) {
 /// byte behind it. Nothing is accessed, so any address will do.
 #[inline]
 pub(crate) fn lines(addr: *const u8, len: usize) {
+    // This takes a few instructions less than an iterator by steps, which each message would spend.
     let mut offset = 0;
     while offset < len {
         line(addr.wrapping_add(offset));

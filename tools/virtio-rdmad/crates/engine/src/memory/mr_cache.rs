@@ -135,14 +135,25 @@ impl MrCache {
         match sges {
             // Most work requests have one SGE.
             [sge] if !bytes.is_empty() && bytes.end <= u64::from(sge.length) => {
-                let wrong = |why| SgeError { at: 0, why };
-                let addr = sge.addr.checked_add(bytes.start).ok_or(wrong(KeyError::Range))?;
-                let len = bytes.end - bytes.start;
-                mappings.push(self.map(keys, sge.lkey, claim, addr, len).map_err(wrong)?);
+                mappings.push(self.map_sge(keys, (0, sge), claim, bytes)?);
                 Ok(())
             }
             _ => self.map_some(keys, sges, claim, bytes, mappings),
         }
+    }
+
+    /// Checks the part `bytes` of the memory of one SGE, which is at the place `at` in its list.
+    #[inline(always)]
+    fn map_sge(
+        &mut self,
+        keys: &RwLock<KeyTable>,
+        (at, sge): (u8, &virtio_rdma_sge),
+        claim: Claim,
+        bytes: Range<u64>,
+    ) -> Result<Mapping, SgeError> {
+        let wrong = |why| SgeError { at, why };
+        let addr = sge.addr.checked_add(bytes.start).ok_or(wrong(KeyError::Range))?;
+        self.map(keys, sge.lkey, claim, addr, bytes.end - bytes.start).map_err(wrong)
     }
 
     /// Checks memory of any number of SGEs, as [`Self::map_sges`], and adds its mappings to `mappings`.
@@ -166,9 +177,7 @@ impl MrCache {
                 continue;
             }
             let part = (length - skip).min(left);
-            let wrong = |why| SgeError { at, why };
-            let addr = sge.addr.checked_add(skip).ok_or(wrong(KeyError::Range))?;
-            mappings.push(self.map(keys, sge.lkey, claim, addr, part).map_err(wrong)?);
+            mappings.push(self.map_sge(keys, (at, sge), claim, skip..skip + part)?);
             left -= part;
             skip = 0;
         }

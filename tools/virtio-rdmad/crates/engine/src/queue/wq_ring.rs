@@ -24,8 +24,8 @@ const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
 /// Bytes of an entry that are prefetched before it is taken, at most.
 const MOST_PREFETCHED: u32 = 128;
 
-/// The number of entries that are asked for ahead of the one that is taken. Each was written by another processor, and
-/// takes about as long to come as a small message takes.
+/// The number of entries that are asked for ahead of the one that is taken. Another processor wrote them, so that several
+/// come at the same time. Eight were no faster than four.
 const AHEAD: u32 = 4;
 
 /// Bytes of an entry that is moved, at most: those of a receive with all SGEs.
