@@ -92,7 +92,7 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: The virtio core calls with a valid device.
         let dev = unsafe { &*vdev.cast::<Device<device::CoreInternal<'_>>>() };
 
-        from_result(|| T::validate(dev).map(|()| 0))
+        from_result(|| dev.clean(T::validate).map(|()| 0))
     }
 
     extern "C" fn probe_callback(vdev: *mut bindings::virtio_device) -> c_int {
@@ -184,18 +184,27 @@ impl<T: Driver> Adapter<T> {
             Ok(0)
         };
         // SAFETY: The virtio core calls with a valid device, which this driver has.
-        from_result(|| unsafe { Self::with_lock(vdev, prepare) }.unwrap_or(Err(ENODEV)))
+        from_result(|| match unsafe { Self::with_lock(vdev, prepare) } {
+            Holder::Unchanged(result) => result,
+            Holder::Another | Holder::Nobody => Err(ENODEV),
+        })
     }
 
     extern "C" fn reset_done_callback(vdev: *mut bindings::virtio_device) -> c_int {
-        // A driver that was unbound meanwhile has nothing to take into service again.
+        let done = |dev: &Device<device::Core<'_>>, data: Pin<&T::Data>| T::reset_done(dev, data);
+        // A driver that was unbound meanwhile has nothing to take into service again. With an error the core gives the
+        // device up (FAILED); without one, it would make a device ready that nobody has. It does either without the
+        // lock (`virtio_device_restore_priv()`), so that a driver that binds at that moment may find any of its status
+        // bits changed.
         // SAFETY: The virtio core calls with a valid device, which this driver has.
-        let _ = unsafe { Self::with_lock(vdev, |dev, data| T::reset_done(dev, data)) };
-        0
+        match unsafe { Self::with_lock(vdev, done) } {
+            Holder::Unchanged(()) | Holder::Another => 0,
+            Holder::Nobody => ENODEV.to_errno(),
+        }
     }
 
     /// Calls `f` with a device and its data, with the lock of the device, which the virtio core does not take around
-    /// the reset of a function. Returns `None` if the device was taken from the driver before the lock was got. Sleeps.
+    /// the reset of a function, unless the device was taken from the driver before the lock was got. Sleeps.
     ///
     /// # Safety
     ///
@@ -204,7 +213,7 @@ impl<T: Driver> Adapter<T> {
     unsafe fn with_lock<R>(
         vdev: *mut bindings::virtio_device,
         f: impl FnOnce(&Device<device::Core<'_>>, Pin<&T::Data>) -> R,
-    ) -> Option<R> {
+    ) -> Holder<R> {
         // SAFETY: The caller promises that the device is valid.
         let (raw, driver) = unsafe { (&raw mut (*vdev).dev, (*vdev).dev.driver) };
 
@@ -212,15 +221,28 @@ impl<T: Driver> Adapter<T> {
         // before, it is bound, so `probe_callback` stored the data.
         unsafe {
             bindings::virtio_rdma_device_lock(raw);
-            let is_bound = !driver.is_null() && (*raw).driver == driver;
-            let result = is_bound.then(|| {
+            let result = if (*raw).driver.is_null() {
+                Holder::Nobody
+            } else if (*raw).driver == driver {
                 let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
-                f(dev, dev.as_ref().drvdata_borrow::<T::Data>())
-            });
+                Holder::Unchanged(f(dev, dev.as_ref().drvdata_borrow::<T::Data>()))
+            } else {
+                Holder::Another
+            };
             bindings::virtio_rdma_device_unlock(raw);
             result
         }
     }
+}
+
+/// The driver that has a device when the lock of the device was got.
+enum Holder<R> {
+    /// The one that had it before, and what it did.
+    Unchanged(R),
+    /// One that was bound meanwhile.
+    Another,
+    /// No driver.
+    Nobody,
 }
 
 /// An entry of the table of devices that a driver serves.
@@ -524,6 +546,16 @@ impl Device<device::Core<'_>> {
     ///
     /// `ENODEV` if the device refuses the features; what `validate` or the transport says.
     pub(crate) fn negotiate(&self, validate: impl FnOnce(&Self) -> Result) -> Result {
+        self.write_features(validate)?;
+        self.add_status(bindings::VIRTIO_CONFIG_S_FEATURES_OK);
+        if self.status() & bindings::VIRTIO_CONFIG_S_FEATURES_OK == 0 {
+            return Err(ENODEV);
+        }
+        Ok(())
+    }
+
+    /// Tells a device that was reset the features that the driver wants, as [`Device::negotiate`].
+    fn write_features(&self, validate: impl FnOnce(&Self) -> Result) -> Result {
         self.wait_no_queues();
         self.add_status(bindings::VIRTIO_CONFIG_S_ACKNOWLEDGE);
         self.add_status(bindings::VIRTIO_CONFIG_S_DRIVER);
@@ -544,11 +576,25 @@ impl Device<device::Core<'_>> {
                 to_result(finalize_features(self.as_raw()))?;
             }
         }
-        self.add_status(bindings::VIRTIO_CONFIG_S_FEATURES_OK);
-        if self.status() & bindings::VIRTIO_CONFIG_S_FEATURES_OK == 0 {
+        Ok(())
+    }
+
+    /// Does what `validate` does. Resets a device before that which a probe or a reset of the PCI function left in use,
+    /// and tells it the features afterwards: a device whose driver gave up (FAILED) must be reset before it is
+    /// initialised once more (VIRTIO 1.3, 2.1.1), and the virtio core does not do that. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device is not there; what `validate` or the transport says.
+    fn clean(&self, validate: impl FnOnce(&Self) -> Result) -> Result {
+        let used = bindings::VIRTIO_CONFIG_S_FAILED | bindings::VIRTIO_CONFIG_S_DRIVER_OK;
+        if self.status() & used == 0 {
+            return validate(self);
+        }
+        if !self.reset().is_done() {
             return Err(ENODEV);
         }
-        Ok(())
+        self.write_features(validate)
     }
 
     fn add_status(&self, bits: c_uint) {

@@ -200,7 +200,7 @@ reset_function()
 # reset_beneath: resets the device beneath the driver, which looks at the device when a command has no reply for a second.
 reset_beneath()
 {
-	function=$(pci_function) && python3 "$DIR/stop_beneath.py" "$function" || return
+	function=$(pci_function) && python3 "$DIR/device_status.py" "$function" 0 || return
 	! ibv_devinfo -d "$DEVICE" >/dev/null 2>&1
 }
 

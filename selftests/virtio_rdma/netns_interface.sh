@@ -103,7 +103,7 @@ is_new_inside() { NEW=$(index_inside) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]
 recovers_inside()
 {
 	INDEX=$(index_inside) && [ -n "$INDEX" ] || return
-	python3 "$DIR/stop_beneath.py" "$FUNCTION" || return
+	python3 "$DIR/device_status.py" "$FUNCTION" 0 || return
 	! inside ibv_devinfo -d "$DEVICE" >/dev/null 2>&1 && wait_for is_new_inside && up inside inside && connects inside
 }
 both_come_back()

@@ -35,6 +35,15 @@ reset_of_nobody()
 	bind && usable
 }
 
+# bind_failed_device: the driver is bound to a device that was given up (FAILED), as a probe that fails and a reset of the
+# function that meets the end of a binding leave it. The driver resets the device first.
+bind_failed_device()
+{
+	FUNCTION=$(pci_function) && unbind || return
+	python3 "$DIR/device_status.py" "$FUNCTION" 0x81 || return
+	bind && [ "$(cat "/sys/bus/virtio/devices/$VIRTIO/status")" = 0x0000000f ] && usable
+}
+
 # reset_while_unbound: the function is reset over and over while the driver goes and comes, so that resets begin with one
 # binding and end with another or none. The driver cannot be bound while the function is disabled, so the resets have a
 # number and not the bindings: a slow machine may have the function disabled whenever it tries.
@@ -67,13 +76,15 @@ reset_beneath_traffic()
 }
 
 ktap_print_header
-ktap_set_plan 6
+ktap_set_plan 7
 ktap_test_result "usable" usable
-if pci_function >/dev/null; then
-	ktap_test_result "reset_beneath_traffic" reset_beneath_traffic
-else
-	ktap_test_skip "reset_beneath_traffic # no PCI device"
-fi
+for name in reset_beneath_traffic bind_failed_device; do
+	if pci_function >/dev/null; then
+		ktap_test_result "$name" "$name"
+	else
+		ktap_test_skip "$name # no PCI device"
+	fi
+done
 for name in reset_loop reset_under_traffic reset_of_nobody reset_while_unbound; do
 	if can_reset_function; then
 		ktap_test_result "$name" "$name"

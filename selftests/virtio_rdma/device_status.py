@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
 #
-# Usage: stop_beneath.py FUNCTION
+# Usage: device_status.py FUNCTION STATUS
 #
-# Resets the virtio device of a PCI function beneath its driver: writes 0 to device_status through the capability that
-# reaches BARs by configuration space (VIRTIO 1.3, 4.1.4.9). FUNCTION is the function's directory in sysfs.
+# Writes STATUS, a number, to the device_status of the virtio device of a PCI function, beneath its driver: 0 resets the
+# device. It uses the capability that reaches BARs by configuration space (VIRTIO 1.3, 4.1.4.9). FUNCTION is the
+# function's directory in sysfs.
 
 import os
 import struct
@@ -33,7 +34,7 @@ def capabilities(config):
 
 
 def main():
-    """Resets the device."""
+    """Writes the status."""
     file = os.open(os.path.join(sys.argv[1], "config"), os.O_RDWR)
     config = os.pread(file, 256, 0)
     places = dict(capabilities(config))
@@ -42,7 +43,7 @@ def main():
     os.pwrite(file, bytes([bar]), access + 4)
     os.pwrite(file, struct.pack("<I", offset + DEVICE_STATUS), access + 8)
     os.pwrite(file, struct.pack("<I", 1), access + 12)
-    os.pwrite(file, b"\0", access + 16)
+    os.pwrite(file, bytes([int(sys.argv[2], 0)]), access + 16)
 
 
 main()
