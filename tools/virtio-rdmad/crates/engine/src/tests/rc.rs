@@ -211,6 +211,21 @@ fn a_peer_that_is_yet_to_receive_has_four_times_the_time() {
     assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
 }
 
+/// A QP that was destroyed does not become ready. The requester does not wait longer for it than for any other peer.
+#[test]
+fn a_peer_that_was_destroyed_has_the_time_once() {
+    let timeout = Duration::from_nanos(4096 << 14);
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.b.destroy_qp(b.qpn).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle_in_time();
+    // The requester retries three times.
+    assert_eq!(pair.clock.passed(), 4 * timeout);
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
+}
+
 #[test]
 pub fn a_peer_that_becomes_ready_is_found() {
     let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);

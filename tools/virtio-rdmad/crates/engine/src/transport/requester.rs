@@ -47,10 +47,10 @@ use crate::queue::wqe::{Popped, SendWqe};
 /// The longest time that a requester may wait for an answer, in multiples of its timeout (IBA 9.7.6.1.3).
 const LONGEST_ANSWER: u32 = 4;
 
-/// Returns whether the peer's QP is there and was not made ready to receive yet.
+/// Returns whether the peer's QP is there and was not made ready to receive yet. A place without a QP is in RESET too.
 fn is_yet_to_receive(half: &RequesterHalf) -> bool {
     let Some(peer) = &half.peer else { return false };
-    let remote = peer.device.qps.get(peer.slot);
+    let remote = peer.device.qps.get(peer.slot).filter(|remote| remote.kind().is_some());
     remote.is_some_and(|remote| matches!(remote.state(), QpState::Reset | QpState::Init))
 }
 
