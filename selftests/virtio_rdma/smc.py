@@ -3,11 +3,14 @@
 """Streams of SMC-R version 2 (RFC 7609 and its successor of IBM): sockets of TCP whose
 bytes RDMA carries. One host sends them back to the other, which looks at what comes.
 
-Usage: smc.py ueid | smc.py serve ADDRESS | smc.py ask SERVER COUNT | smc.py once SERVER | smc.py load SERVER STOP
+Usage: smc.py ueid | smc.py serve ADDRESS | smc.py ask SERVER COUNT | smc.py once SERVER | smc.py load SERVER STOP |
+       smc.py groups | smc.py gone [GROUP...]
 
 "ueid" gives the host the name of the group that both must be in: without one, version 2 is not used, and the streams
 go by TCP. "ask" opens so many connections, two at a time, and fails if one of them went by TCP. "once" opens one, which
-may go by TCP. "load" uses one connection until there is a file STOP, and says "running" every now and then.
+may go by TCP. "load" uses one connection until there is a file STOP, and says "running" every now and then. "groups"
+prints the numbers of the link groups that the host has, and "gone" fails if it has one of these groups. No group gets
+the number of an earlier one while the module of SMC is loaded.
 """
 
 import contextlib
@@ -27,9 +30,10 @@ NETLINK_GENERIC = 16
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 1, 4, 0x300
 GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 3, 1, 2
-GET_LINK_SMCR, GET_STATS, ADD_UEID = 3, 7, 10
+GET_LGR_SMCR, GET_LINK_SMCR, GET_STATS, ADD_UEID = 2, 3, 7, 10
 EID_TABLE_ENTRY = 1
 STATS_SMCR_TECH, STATS_T_CLNT_V2_SUCC = 2, 8
+LGR_R_ID = 1
 LINK_IB_DEV = 2
 NESTED = 0x3FFF
 # A name of 32 characters with the NUL behind it.
@@ -97,6 +101,10 @@ class Netlink:
     def devices(self):
         """Returns the RDMA devices of the links."""
         return {found[LINK_IB_DEV].rstrip(b"\0").decode() for found in self.dump(GET_LINK_SMCR) if LINK_IB_DEV in found}
+
+    def groups(self):
+        """Returns the numbers of the link groups that connections may use."""
+        return {struct.unpack("=L", found[LGR_R_ID])[0] for found in self.dump(GET_LGR_SMCR)}
 
 
 def receive(sock, count):
@@ -183,6 +191,10 @@ def main():
         ask(sys.argv[2], int(sys.argv[3]))
     elif sys.argv[1] == "once":
         once(sys.argv[2], 0)
+    elif sys.argv[1] == "groups":
+        print(*sorted(Netlink().groups()))
+    elif sys.argv[1] == "gone":
+        sys.exit(not Netlink().groups().isdisjoint(map(int, sys.argv[2:])))
     else:
         load(sys.argv[2], sys.argv[3])
 

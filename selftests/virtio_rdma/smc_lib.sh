@@ -10,10 +10,16 @@ up() { modprobe -a smc && "$DIR/smc.py" ueid; }
 
 serve() { exec "$DIR/smc.py" serve "$ADDRESS"; }
 
-# once: opens a connection. When a client has lost its link group, and the server has not
-# noticed, the client declines it, the connection goes by TCP, and the server makes another
-# group (smc_conn_create(), SMC_CLC_DECL_SYNCERR).
+# once: opens a connection. When a client has lost its link group, and the server has not noticed,
+# the server sends a message over the lost link, and waits 2 s for the answer, or until the QP of
+# the link has no retry left (smc_llc_do_confirm_rkey()). It then declines the connection, which
+# goes by TCP (SMC_CLC_DECL_ERR_REGBUF). The QP's error has it give up the group. If that takes
+# longer, it declines more connections until then.
 once() { "$DIR/smc.py" once "$ADDRESS"; }
+
+# note_groups, given_up: notes the link groups of this host; whether it has given up all of them.
+note_groups() { mkdir -p "$PLACE" && "$DIR/smc.py" groups >"$PLACE/groups"; }
+given_up() { xargs "$DIR/smc.py" gone <"$PLACE/groups"; }
 
 ask() { "$DIR/smc.py" ask "$ADDRESS" "$1"; }
 

@@ -238,7 +238,7 @@ class Faulty9p(Faulty):
 
 class FaultySmc(Faulty):
     """Streams, each of which breaks when its RDMA device or the link goes. The next ones go by RDMA again, but for the
-    first one, if it tells the server that the host has lost what the server still has."""
+    first one, from which the server learns that the host has lost what the server still has (smc_lib.sh)."""
 
     def begins(self):
         for guest in (self.target, self.host):
@@ -248,7 +248,9 @@ class FaultySmc(Faulty):
         self.server = server
 
     def connects_again(self, name):
+        self.do(self.target, "note_groups", name=f"{name}: notes_groups_of_server")
         self.do(self.host, "once", name=f"{name}: connects_again")
+        self.do(self.target, "wait_for", "given_up", name=f"{name}: server_gives_them_up")
 
     def reads(self, name):
         self.do(self.host, "ask", "4", name=f"{name}: streams")
