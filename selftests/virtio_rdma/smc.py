@@ -51,6 +51,8 @@ def attributes(data):
     """Yields the kinds and the contents of attributes."""
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
+        if length < 4:
+            sys.exit(f"no attribute of netlink has {length} bytes")
         yield kind & NESTED, data[4:length]
         data = data[length + -length % 4:]
 
