@@ -115,7 +115,7 @@ tsan: ## the provider's tests in which threads meet, under ThreadSanitizer
 loom: loom-device loom-provider ## what device, provider and their threads see of each other, in each order that a processor allows
 loom-device:
 	@$(device_cargo) env RUSTFLAGS='--cfg loom' CARGO_PROFILE_TEST_OPT_LEVEL=1 \
-		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p ring -p scheduler -p virtio-rdmad --lib --bins orders::
+		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p memory -p ring -p scheduler -p virtio-rdmad --lib --bins orders::
 loom-provider:
 	@$(provider) loom
 

@@ -67,6 +67,12 @@ macro_rules! atomic {
             }
 
             #[track_caller]
+            pub fn fetch_and(&self, value: $value, order: Ordering) -> $value {
+                before(order);
+                self.0.fetch_and(value, order)
+            }
+
+            #[track_caller]
             pub fn fetch_or(&self, value: $value, order: Ordering) -> $value {
                 before(order);
                 self.0.fetch_or(value, order)

@@ -15,6 +15,7 @@
 pub mod atomic;
 mod chunk;
 mod error;
+mod helpers;
 mod map;
 mod mapping;
 mod pages;
@@ -26,6 +27,7 @@ mod unmap;
 
 pub use chunk::Chunk;
 pub use error::MemoryError;
+pub use helpers::{Helper, Helpers};
 pub use map::{is_same_file, whole_pages, GuestMemory, GuestRegion, Loss, MapError, PAGE_SIZE};
 pub use pages::Pages;
 pub use pool::{Pool, Share, ShareError, ALL_REGIONS, GUARANTEED, MAX_REGIONS};
