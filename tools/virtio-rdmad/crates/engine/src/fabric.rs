@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use memory::Helpers;
+
 use crate::base::address::Address;
 use crate::base::host::{system_random, Clock, SystemClock, Uplink};
 use crate::config::DeviceConfig;
@@ -22,12 +24,14 @@ pub struct FabricConfig {
     pub uplink: Option<Arc<dyn Uplink>>,
     /// Returns a random number, so that tests have their own.
     pub random: fn() -> u64,
+    /// The threads that help each other with large copies, if there are several.
+    pub helpers: Option<Arc<Helpers>>,
 }
 
 impl Default for FabricConfig {
     fn default() -> Self {
         let (name, clock) = ("default".into(), Arc::new(SystemClock));
-        Self { name, clock, uplink: None, random: system_random }
+        Self { name, clock, uplink: None, random: system_random, helpers: None }
     }
 }
 
@@ -40,8 +44,9 @@ pub struct Fabric {
 impl Fabric {
     /// Returns a fabric without devices.
     pub fn new(config: FabricConfig) -> Arc<Self> {
-        let core = Arc::new(FabricCore::new(config.clock, config.uplink, config.random));
-        Arc::new(Self { name: config.name, core })
+        let FabricConfig { name, clock, uplink, random, helpers } = config;
+        let core = Arc::new(FabricCore::new(clock, uplink, random, helpers));
+        Arc::new(Self { name, core })
     }
 
     /// Returns the network's name.

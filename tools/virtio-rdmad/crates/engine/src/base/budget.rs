@@ -47,6 +47,9 @@ pub(crate) mod cost {
 /// Bytes that are copied before other queues are visited.
 pub const CHUNK: u64 = 128 << 10;
 
+/// Bytes that are copied at a time while other threads help: to share a copy takes about as long as to copy 8 KiB.
+pub(crate) const SHARED_CHUNK: u64 = 4 * CHUNK;
+
 /// Nanoseconds of work after which a round ends, so that other guests have their turn: with the visit
 /// that comes last, a call of [`crate::Device::run`] takes 0.2 ms at most.
 const ROUND: u64 = 100_000;
@@ -66,7 +69,7 @@ const LONE_BURST: u32 = 128;
 pub(crate) const BURST_BYTES: u64 = CHUNK;
 
 /// Bytes that a visit copies while no other queue of the guest is known to have work: about 10 us.
-const LONE_BURST_BYTES: u64 = 4 * CHUNK;
+const LONE_BURST_BYTES: u64 = SHARED_CHUNK;
 
 /// The time by the clock after which a round ends, whatever the estimate of its work.
 const LATE: Duration = Duration::from_micros(200);
@@ -233,6 +236,17 @@ impl Budget {
     pub fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(1);
         self.bytes += bytes;
+    }
+
+    /// Returns how many bytes of a message are copied at a time, a multiple of [`CHUNK`]. `shared`: other threads help. The
+    /// visit becomes no longer by that.
+    #[inline]
+    pub fn chunk(&self, shared: bool) -> u64 {
+        if shared {
+            (self.most_bytes.saturating_sub(self.bytes) / CHUNK * CHUNK).clamp(CHUNK, SHARED_CHUNK)
+        } else {
+            CHUNK
+        }
     }
 
     /// Counts other work of so many nanoseconds, [`cost`].

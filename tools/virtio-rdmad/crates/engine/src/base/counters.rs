@@ -271,7 +271,7 @@ impl Stats {
                 guest = self.name,
                 peer = peer.map(Self::name),
                 "the worker stood still for {time:.1?} (stall {} of this guest): a page of the guest's memory, or of \
-                 its peer's, was not there at once, or the worker had no processor",
+                 its peer's, was not there at once, or the worker, or one that helped it, had no processor",
                 before + 1
             );
         }

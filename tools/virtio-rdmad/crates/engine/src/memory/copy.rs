@@ -4,8 +4,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::mr::Pieces;
+use super::cursor::{copy_part, Cursor};
+pub(crate) use super::cursor::{Side, View};
 use super::mr_cache::{Mapping, MrCache};
+use super::parts::Parts;
+use crate::base::budget::CHUNK;
 use memory::{Chunk, MemoryError};
 use serde::{Deserialize, Serialize};
 
@@ -13,17 +16,12 @@ use serde::{Deserialize, Serialize};
 /// sent again and again: its two sides fit in that, and not in the first.
 const SECOND_CACHE: RangeInclusive<u64> = (32 << 10)..=(512 << 10);
 
-/// Largest piece of such a message for which [`Chunk::copy_cached_part_to`] is the faster way.
-const SMALL_PIECE: usize = 8 << 10;
+/// Least bytes of a copy that is shared with threads without work. To share it takes some transfers of cache lines: one
+/// of 64 KiB gains an eighth by a helper, and one of 128 KiB a third.
+const SHARED: u64 = CHUNK;
 
-/// Mappings and where their regions are.
-#[derive(Clone, Copy)]
-pub(crate) struct View<'a> {
-    /// The regions.
-    pub cache: &'a MrCache,
-    /// Parts of them, in turn.
-    pub mappings: &'a [Mapping],
-}
+/// Bytes at the end of a shared copy that this thread copies itself when the rest is there: programs poll the last ones.
+const SHARED_TAIL: u64 = 64;
 
 /// A copy from or to revocable regions: none of them is revoked from its
 /// beginning to its end.
@@ -79,51 +77,6 @@ pub(crate) enum Data<'a> {
     Inline(&'a [u8]),
 }
 
-/// The memory of a list of mappings, piece by contiguous piece.
-struct Cursor<'a> {
-    cache: &'a MrCache,
-    /// The mappings that follow.
-    mappings: std::slice::Iter<'a, Mapping>,
-    /// The pieces of the current mapping that follow, and their bytes.
-    pieces: Option<Pieces<'a>>,
-    left: u64,
-}
-
-impl<'a> Cursor<'a> {
-    fn new(view: &View<'a>) -> Self {
-        Self { cache: view.cache, mappings: view.mappings.iter(), pieces: None, left: 0 }
-    }
-
-    /// Returns the next piece; `None` at the end, or where the guest has no memory any more.
-    #[inline(always)]
-    fn next(&mut self) -> Option<Chunk<'a>> {
-        if self.left == 0 {
-            self.enter()?;
-        }
-        let piece = self.pieces.as_mut()?.next(self.left)?;
-        self.left -= piece.len() as u64;
-        Some(piece)
-    }
-
-    /// Goes to the next mapping that is not empty.
-    #[inline(never)]
-    fn enter(&mut self) -> Option<()> {
-        let mapping = self.mappings.find(|mapping| mapping.len != 0)?;
-        self.pieces = Some(self.cache.pieces(mapping)?);
-        self.left = mapping.len;
-        Some(())
-    }
-}
-
-/// The side of a copy that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// The memory that is read.
-    Source,
-    /// The memory that is written.
-    Target,
-}
-
 /// Writes a part of what a message of `total` bytes carries; as [`copy`].
 #[inline]
 pub(crate) fn scatter(source: Data<'_>, target: View<'_>, total: u64) -> Result<(), Side> {
@@ -146,12 +99,12 @@ pub(crate) fn copy(source: View<'_>, target: View<'_>, total: u64) -> Result<u64
     }
 }
 
-/// Returns both sides of a copy, if each is one contiguous piece of a region that nobody revokes, and both have the same
-/// length. Most small messages are such copies.
+/// Returns both sides of a copy that is not shared, if each is one contiguous piece of a region that nobody revokes, and
+/// both have the same length. Most small messages are such copies.
 #[inline(always)]
 fn one_piece<'a>(source: &View<'a>, target: &View<'a>) -> Option<(Chunk<'a>, Chunk<'a>)> {
     let ([from], [to]) = (source.mappings, target.mappings) else { return None };
-    if from.revocable || to.revocable || from.len != to.len {
+    if from.revocable || to.revocable || from.len != to.len || from.len >= SHARED {
         return None;
     }
     Some((source.cache.piece(from)?, target.cache.piece(to)?))
@@ -159,15 +112,34 @@ fn one_piece<'a>(source: &View<'a>, target: &View<'a>) -> Option<(Chunk<'a>, Chu
 
 /// Copies piece by piece, as [`copy`].
 fn copy_pieces(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Side> {
+    let helpers = (source.cache, target.cache);
     let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
     let have = reading.begin().ok_or(Side::Source)?;
     let len = have.min(writing.begin().ok_or(Side::Target)?);
     let (mut from, mut to) = (Cursor::new(&source), Cursor::new(&target));
+    let is_cached = SECOND_CACHE.contains(&total);
+    let mut left = len;
+    if len >= SHARED {
+        if let Some(helpers) = helpers.0.helpers(len).or_else(|| helpers.1.helpers(len)) {
+            left = SHARED_TAIL;
+            Parts::cut(&mut from, &mut to, len - left)?.copy(helpers, is_cached)?;
+        }
+    }
+    copy_rest(&mut from, &mut to, left, is_cached)?;
+    Ok(len)
+}
+
+/// Copies `left` bytes, the last of them at the end.
+#[inline(always)]
+fn copy_rest(
+    from: &mut Cursor<'_>,
+    to: &mut Cursor<'_>,
+    mut left: u64,
+    is_cached: bool,
+) -> Result<(), Side> {
     // The rest of each current piece. Both are in registers: a load of a value that was stored a moment ago may wait
     // for the copy to drain.
     let (mut source, mut target) = (Chunk::EMPTY, Chunk::EMPTY);
-    let is_cached = SECOND_CACHE.contains(&total);
-    let mut left = len;
     while left > 0 {
         if source.is_empty() {
             source = from.next().ok_or(Side::Source)?;
@@ -179,16 +151,14 @@ fn copy_pieces(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Si
         let copied = if piece as u64 == left {
             // Programs poll only the end of a message.
             source.copy_to(target)
-        } else if is_cached && piece <= SMALL_PIECE {
-            source.copy_cached_part_to(target)
         } else {
-            source.copy_part_to(target)
+            copy_part(source, target, is_cached)
         };
         let copied = copied.map_err(|_| Side::Target)?;
         (source, target) = (source.skip(copied), target.skip(copied));
         left -= copied as u64;
     }
-    Ok(len)
+    Ok(())
 }
 
 /// Writes `bytes` to the beginning of mapped memory.
@@ -263,10 +233,10 @@ fn on_word<R>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::RwLock;
+    use std::sync::{Arc, RwLock};
 
     use abi::virtio_rdma_sge;
-    use memory::GuestMemory;
+    use memory::{GuestMemory, Helpers};
 
     use super::*;
     use crate::memory::key_table::KeyTable;
@@ -315,6 +285,15 @@ mod tests {
 
     #[test]
     fn messages_of_every_way_to_copy_arrive() {
+        messages_arrive(None);
+        let helpers = Arc::new(Helpers::new(|| {}));
+        messages_arrive(Some(&helpers));
+        // Copies are shared while there is a helper, whether it helps or not.
+        let _helper = helpers.join();
+        messages_arrive(Some(&helpers));
+    }
+
+    fn messages_arrive(helpers: Option<&Arc<Helpers>>) {
         let memory = GuestMemory::anonymous(&[(0, 0x20_0000)]).unwrap();
         let pages = |first: u64, len: u64| -> Vec<Range> {
             // No page is contiguous with the previous one.
@@ -331,7 +310,7 @@ mod tests {
             [(0x7fff, 0x7fff), (0x8000, 0x8000), (0x1_2345, 0x1_2345), (0x8_0000, 0x8_0001)]
         {
             let data: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8 | 1).collect();
-            let mut cache = MrCache::default();
+            let mut cache = MrCache::with_helpers(helpers);
             let from = [cache.map(&table, 0x100, OWN, 0, len).unwrap()];
             let to = [cache.map(&table, 0x200, OWN, 0, 0x8_0000).unwrap()];
             let view = |mappings| View { cache: &cache, mappings };

@@ -4,6 +4,7 @@
 
 pub(crate) mod access;
 pub(crate) mod copy;
+mod cursor;
 pub(crate) mod fast_reg;
 pub(crate) mod flush;
 pub(crate) mod key_table;
@@ -13,3 +14,4 @@ pub(crate) mod mr_cache;
 pub(crate) mod mw;
 pub(crate) mod page_list;
 pub(crate) mod page_table;
+mod parts;

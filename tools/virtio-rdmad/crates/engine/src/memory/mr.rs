@@ -406,6 +406,7 @@ impl Mr {
 }
 
 /// The memory of a region from some place on, piece by contiguous piece.
+#[derive(Clone)]
 pub(crate) enum Pieces<'a> {
     /// The memory of the guest from an address on.
     Dma { memory: &'a GuestMemory, addr: u64 },
@@ -431,6 +432,28 @@ impl<'a> Pieces<'a> {
                 slice.chunk(skip, usize::try_from(most).map_or(have, |most| have.min(most))).ok()
             }
         }
+    }
+}
+
+impl Pieces<'_> {
+    /// Leaves `bytes` out. `None` if the extents have not so many. What the guest has no memory for is found later.
+    pub fn skip(&mut self, bytes: u64) -> Option<()> {
+        match self {
+            Self::Dma { addr, .. } => *addr = addr.checked_add(bytes)?,
+            Self::Extents { extents, skip } => {
+                let mut offset = skip.checked_add(usize::try_from(bytes).ok()?)?;
+                while offset != 0 {
+                    let len = extents.as_slice().first()?.slice.len();
+                    if offset < len {
+                        break;
+                    }
+                    offset -= len;
+                    extents.next();
+                }
+                *skip = offset;
+            }
+        }
+        Some(())
     }
 }
 

@@ -3,10 +3,10 @@
 //! The MR cache: the memory regions that a round uses, found once and held to its end.
 
 use std::ops::Range;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 use abi::virtio_rdma_sge;
-use memory::Chunk;
+use memory::{Chunk, Helpers};
 use smallvec::SmallVec;
 
 use super::key_table::KeyTable;
@@ -38,9 +38,36 @@ pub(crate) struct MrCache {
     pins: Vec<Pin>,
     /// The address of the owner of these regions. It is only compared.
     owner: usize,
+    /// The threads that help with large copies from and to these regions.
+    helpers: Option<Arc<Helpers>>,
+    /// Whether the thread copies alone.
+    is_alone: bool,
 }
 
 impl MrCache {
+    /// Returns a cache without regions, with helpers for large copies.
+    pub fn with_helpers(helpers: Option<&Arc<Helpers>>) -> Self {
+        Self { helpers: helpers.cloned(), ..Self::default() }
+    }
+
+    /// Returns the helpers for a copy of so many bytes, if any are there.
+    #[inline]
+    pub fn helpers(&self, bytes: u64) -> Option<&Helpers> {
+        let helpers = self.helpers.as_deref().filter(|_| !self.is_alone)?;
+        helpers.are_there_for(bytes).then_some(helpers)
+    }
+
+    /// Returns whether threads are there that help with large copies.
+    #[inline]
+    pub fn has_helpers(&self) -> bool {
+        !self.is_alone && self.helpers.as_ref().is_some_and(|helpers| helpers.are_there())
+    }
+
+    /// Makes the thread copy alone, or not. Accesses to memory may hold a thread up, which then holds nobody else up.
+    pub fn copy_alone(&mut self, is_alone: bool) {
+        self.is_alone = is_alone;
+    }
+
     /// Ends the use of all regions.
     pub fn release(&mut self) {
         self.pins.clear();
@@ -187,8 +214,6 @@ impl MrCache {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use abi::VIRTIO_RDMA_ACCESS_REMOTE_READ;
     use memory::GuestMemory;
 

@@ -119,7 +119,7 @@ impl Scheduler {
         let hca = &guest.hca;
         hca.ready.begin();
         hca.ready.take(&mut self.active);
-        let mut round = self.round.take().unwrap_or_default();
+        let mut round = self.round.take().unwrap_or_else(|| Round::new(hca));
         round.renew();
         round.budget.stopwatch.begin(hca.fabric.clock());
         let next = self.change_or_round(guest, &mut round, budget);

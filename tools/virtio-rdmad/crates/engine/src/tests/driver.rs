@@ -172,7 +172,7 @@ pub fn fabric() -> (Arc<Fabric>, Arc<TestClock>) {
 
 pub fn fabric_config(clock: &Arc<TestClock>) -> FabricConfig {
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
-    FabricConfig { name: "test".into(), clock, uplink: None, random: || 0 }
+    FabricConfig { name: "test".into(), clock, uplink: None, random: || 0, helpers: None }
 }
 
 /// A guest whose device is in the process of the test.

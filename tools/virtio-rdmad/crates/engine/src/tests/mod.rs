@@ -34,6 +34,7 @@ mod rights;
 mod rings;
 mod schedules;
 mod selective;
+mod shared;
 mod slow_memory;
 mod speed;
 mod srq;

@@ -5,10 +5,12 @@
 use std::sync::{Arc, Mutex};
 
 use abi::*;
+use memory::Helpers;
 
 use super::cable::{over_a_cable, Faults};
 use super::datagram::{self, QKEY};
 use super::driver::*;
+use super::shared::pair_with;
 use crate::{KeyError, Observation, Observer, RefusedAccess, Seen, CHUNK};
 
 /// Keeps what it is told of one QP, or of all.
@@ -360,6 +362,30 @@ fn frames_of_both_paths_are_the_same() {
     assert_eq!(at_a, others);
     let nak = roce::Syndrome::Nak(roce::NakCode::RemoteAccessError);
     assert!(at_a.iter().any(|frame| frame.4 == Some(nak)));
+}
+
+/// Frames of a message whose copy is shared, in larger chunks, are those that it has otherwise, in the same order.
+#[test]
+fn frames_of_shared_copies_are_the_same() {
+    let helpers = Arc::new(Helpers::new(|| {}));
+    let run = || {
+        let mut pair = pair_with(&helpers);
+        let [a, b] = pair.ends;
+        let frames = [&pair.a, &pair.b].map(Frames::of);
+        let length = 8 * CHUNK as u32 + 4321;
+        pair.a.fill(DATA, length as usize, 3);
+        for opcode in [VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_READ] {
+            let send = Send::new(1, opcode, &[sge(DATA, length, a.key)]);
+            pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+            settle_in_time(&[&pair.a, &pair.b]);
+            assert_eq!(pair.poll_a().map(|cqe| cqe.status), Some(0));
+        }
+        [frames[0].take(1, 2), frames[1].take(2, 1)]
+    };
+    let alone = run();
+    let _helper = helpers.join();
+    assert!(run() == alone);
+    assert!(alone.iter().all(|frames| frames.len() > 2 * 8 * CHUNK as usize / 1024));
 }
 
 /// A datagram of the local path is shown to both ends as the packet that it would be.

@@ -10,6 +10,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 
+use memory::Helpers;
+
 use super::rights::{AddressRights, Rights};
 use crate::base::address::{Address, Gid};
 use crate::base::host::{Clock, Uplink};
@@ -46,6 +48,8 @@ pub(crate) struct FabricCore<D> {
     /// The way to other hosts, if there is one.
     uplink: Option<Arc<dyn Uplink>>,
     random: fn() -> u64,
+    /// The threads that help each other with large copies, if there are several.
+    helpers: Option<Arc<Helpers>>,
     /// All devices, and the addresses that each may use.
     devices: RwLock<Vec<(Weak<D>, Rights)>>,
     owners: RwLock<HashMap<Address, Owner<D>>>,
@@ -66,11 +70,13 @@ impl<D> FabricCore<D> {
         clock: Arc<dyn Clock>,
         uplink: Option<Arc<dyn Uplink>>,
         random: fn() -> u64,
+        helpers: Option<Arc<Helpers>>,
     ) -> Self {
         Self {
             clock,
             uplink,
             random,
+            helpers,
             devices: RwLock::new(Vec::new()),
             owners: RwLock::new(HashMap::new()),
             generation: AtomicU64::new(0),
@@ -84,6 +90,11 @@ impl<D> FabricCore<D> {
     /// Returns the clock of all devices.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// Returns the threads that help each other with large copies, if there are several.
+    pub fn helpers(&self) -> Option<&Arc<Helpers>> {
+        self.helpers.as_ref()
     }
 
     /// Returns a random number.

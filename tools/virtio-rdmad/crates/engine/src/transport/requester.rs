@@ -318,7 +318,12 @@ impl Sender<'_> {
         round: &mut Round,
         local: &mut Mappings,
     ) -> Result<u64, WcStatus> {
-        let len = (requester.wqe.request.total - requester.done).min(CHUNK);
+        let left = requester.wqe.request.total - requester.done;
+        let mut len = left.min(CHUNK);
+        if len == CHUNK {
+            round.local.copy_alone(round.budget.is_wary());
+            len = left.min(round.budget.chunk(round.local.has_helpers()));
+        }
         round.budget.spend(len);
         self.map_local(requester, len, &mut round.local, local)?;
         Ok(len)

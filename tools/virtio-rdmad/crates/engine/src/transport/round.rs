@@ -29,6 +29,11 @@ pub(crate) struct Round {
 }
 
 impl Round {
+    /// Returns the first round of an HCA.
+    pub fn new(hca: &Hca) -> Box<Self> {
+        Box::new(Self { local: MrCache::with_helpers(hca.fabric.helpers()), ..Self::default() })
+    }
+
     /// Makes a round that has come to its end one that has not begun.
     pub fn renew(&mut self) {
         self.budget.renew();

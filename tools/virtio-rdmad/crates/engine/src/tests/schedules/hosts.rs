@@ -93,7 +93,7 @@ fn fabric(clock: &Arc<TestClock>, network: &Arc<Network>, host: usize) -> Arc<Fa
     let uplink = Arc::new(Port { network: Arc::clone(network), host });
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let (name, random) = ("test".into(), || 0);
-    Fabric::new(FabricConfig { name, clock, uplink: Some(uplink), random })
+    Fabric::new(FabricConfig { name, clock, uplink: Some(uplink), random, helpers: None })
 }
 
 impl Hosts {
@@ -169,7 +169,7 @@ impl Hosts {
             // An address may be one that the network of the schedule does not have.
             let uplink = Some(Arc::new(Nowhere) as Arc<dyn Uplink>);
             let (name, random) = ("test".into(), || 0);
-            let fabric = Fabric::new(FabricConfig { name, clock, uplink, random });
+            let fabric = Fabric::new(FabricConfig { name, clock, uplink, random, helpers: None });
             let load = |(guest, image): (&Guest, &Vec<u8>)| {
                 let device = fabric.add_device(guest.config());
                 guest.load(&device, &damage(image, dice)).map(|()| device)
