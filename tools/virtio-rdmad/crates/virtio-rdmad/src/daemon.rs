@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use blame::Board;
 use engine::{Fabric, FabricConfig};
+use memory::Helpers;
 use network::{Intake, Nic, Switch, Uplink};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -124,12 +125,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut listeners = std::mem::take(&mut inherited.listeners);
     adopt_sockets(options, &mut inherited, &mut listeners)?;
     let control = control_socket(options, &mut listeners)?;
-    let workers: Arc<[Mailbox]> = (0..worker_count(options)?)
-        .map(|_| Mailbox::new())
-        .collect::<Result<_, _>>()
-        .map_err(Error::from)?;
+    let workers = mailboxes(options)?;
+    let helpers = helpers(&workers);
     let mut interfaces = interfaces(options, &mut listeners, &inherited)?;
-    let networks = networks(options, &mut interfaces)?;
+    let networks =
+        networks(options, &mut interfaces, shares_copies(options, &workers).then_some(&helpers))?;
     let switches: Vec<_> = networks.values().filter_map(|network| network.switch.clone()).collect();
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
@@ -154,7 +154,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (mut remover, filters) = confine(options, !listeners.is_empty())?.unzip();
     start_helpers(filters.as_ref(), manager.as_deref())?;
-    let mut made = make_workers(options, &workers, &guests, &intakes, added.resumed)?;
+    let mut made = make_workers(options, &workers, &guests, &intakes, &helpers, added.resumed)?;
     if let Some(board) = &board {
         blame::mark_aborts()?;
         let words = made
@@ -254,6 +254,12 @@ fn start_helpers(filters: Option<&Filters>, manager: Option<&Manager>) -> Result
     }
     descriptor::start_closer(confine("closes descriptors"))?;
     Ok(memory::start_unmapper(confine("unmaps memory"))?)
+}
+
+/// Makes a mailbox for each worker.
+fn mailboxes(options: &Options) -> Result<Arc<[Mailbox]>, DaemonError> {
+    let mailboxes = (0..worker_count(options)?).map(|_| Mailbox::new());
+    Ok(mailboxes.collect::<Result<_, _>>().map_err(Error::from)?)
 }
 
 /// Returns how many workers there are to be.
@@ -379,12 +385,14 @@ impl Network {
         name: &str,
         uplink: Option<Arc<Uplink>>,
         nics: Option<Vec<Nic>>,
+        helpers: Option<Arc<Helpers>>,
     ) -> Result<Self, DaemonError> {
         let needed = uplink.is_some() || nics.is_some();
         let switch = Switch::new(uplink.clone(), nics.unwrap_or_default()).map_err(Error::from)?;
         let switch = needed.then(|| Arc::new(switch));
         let out = switch.clone().map(|switch| switch as Arc<dyn engine::Uplink>);
-        let config = FabricConfig { name: name.to_owned(), uplink: out, ..FabricConfig::default() };
+        let name = name.to_owned();
+        let config = FabricConfig { name, uplink: out, helpers, ..FabricConfig::default() };
         let fabric = Fabric::new(config);
         let intake = switch.clone().zip(uplink);
         let intake = intake.map(|(switch, uplink)| Intake::new(switch, uplink, fabric.clone()));
@@ -397,6 +405,7 @@ impl Network {
 fn networks(
     options: &Options,
     interfaces: &mut Interfaces,
+    helpers: Option<&Arc<Helpers>>,
 ) -> Result<HashMap<String, Network>, DaemonError> {
     let mut uplinks = HashMap::new();
     for spec in &options.uplinks {
@@ -415,7 +424,8 @@ fn networks(
     for GuestSpec { network, .. } in &options.guests {
         if !networks.contains_key(network) {
             let (uplink, nics) = (uplinks.remove(network), interfaces.nics.remove(network));
-            networks.insert(network.clone(), Network::new(network, uplink, nics)?);
+            networks
+                .insert(network.clone(), Network::new(network, uplink, nics, helpers.cloned())?);
         }
     }
     match uplinks.into_keys().next() {
@@ -651,19 +661,34 @@ fn confine(options: &Options, inherited: bool) -> Result<Option<(Remover, Filter
     Ok(Some((remover, Filters::new()?)))
 }
 
+/// Returns whether workers help each other: there are several, and they may poll.
+fn shares_copies(options: &Options, workers: &[Mailbox]) -> bool {
+    workers.len() > 1 && options.poll_us != 0
+}
+
+/// Returns the workers as helpers of each other. One that sleeps is called.
+fn helpers(workers: &Arc<[Mailbox]>) -> Arc<Helpers> {
+    let workers = workers.clone();
+    Arc::new(Helpers::new(move || {
+        let _ = workers.iter().any(Mailbox::call);
+    }))
+}
+
 /// Makes the workers, and says which guests each of them is to go on with.
 fn make_workers(
     options: &Options,
     workers: &Arc<[Mailbox]>,
     guests: &Arc<Guests>,
     intakes: &[Arc<Intake>],
+    helpers: &Arc<Helpers>,
     resumed: Vec<Resumed>,
 ) -> Result<Vec<Assigned>, DaemonError> {
     let poll = Duration::from_micros(options.poll_us.into());
     let passing: Arc<[_]> = workers.iter().map(|_| Passing::default()).collect();
     let make = |index| {
-        let worker =
-            Worker::new(workers.clone(), passing.clone(), index, guests.clone(), intakes, poll)?;
+        let (workers, passing, guests) = (workers.clone(), passing.clone(), guests.clone());
+        let helpers = helpers.clone();
+        let worker = Worker::new(workers, passing, index, guests, intakes, poll, helpers)?;
         Ok::<_, Errno>((worker, Vec::new()))
     };
     let mut made: Vec<Assigned> =

@@ -6,7 +6,8 @@
 //! While there is work, or was a moment ago, the worker looks at sockets and kicks only every so
 //! often: a system call in each round would be most of the round, and a guest that gets turns has no
 //! need to kick. A guest that has had no work for a while ([`rest`]) is armed: it has to kick from then on. A worker
-//! all of whose guests are armed sleeps, and uses no processor time. For some guests it naps instead.
+//! all of whose guests are armed sleeps, and uses no processor time. For some guests it naps instead. A worker that would
+//! sleep may be called by another one, and helps that with large copies ([`memory::Helpers`]).
 //!
 //! What comes over the uplinks of its guests' networks is taken in before the guests get their turns, so
 //! that they find it there ([`intakes`]).
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use blame::Word;
 use engine::Wake;
+use memory::{Helper, Helpers};
 use network::Intake;
 use rustix::io::Errno;
 use virtio_transport::ConnectionState;
@@ -50,6 +52,13 @@ const EVENTS_BUSY: Duration = Duration::from_micros(50);
 const EVENTS_IDLE: Duration = Duration::from_micros(10);
 /// Rounds without work between two looks at the clock.
 const ROUNDS: u32 = 8;
+
+/// The time for which a worker looks for large copies of others to help with.
+const HELP: Duration = Duration::from_micros(200);
+/// The number of looks for such copies between two looks at the worker's own sockets and kicks.
+const HELP_LOOKS: u32 = 64;
+/// The number of copies after which the worker looks at these at once.
+const HELP_COPIES: u32 = 2;
 
 /// Time between two yields of a worker without work.
 const YIELD_PERIOD: Duration = Duration::from_micros(10);
@@ -111,6 +120,10 @@ pub struct Worker {
     /// The word of the board in which this worker says for which guest it works, if a later process is to know.
     word: Option<Word>,
     contention: Contention,
+    /// All workers, as helpers of each other.
+    helpers: Arc<Helpers>,
+    /// The time until which the worker helps others while it has nothing to do.
+    helps_until: Option<Instant>,
     clock: ThreadClock,
     /// Losses of memory of all guests that this worker knows of.
     losses: u64,
@@ -135,6 +148,7 @@ impl Worker {
         guests: Arc<Guests>,
         intakes: &[Arc<Intake>],
         poll: Duration,
+        helpers: Arc<Helpers>,
     ) -> Result<Self, Errno> {
         let poller = Arc::new(Poller::new()?);
         poller.add(mailboxes[index].waker.as_fd(), Source::Wake)?;
@@ -153,6 +167,8 @@ impl Worker {
             intakes,
             word: None,
             contention: Contention::default(),
+            helpers,
+            helps_until: None,
             clock,
             losses: memory::losses(),
             looked: now,
@@ -375,10 +391,11 @@ impl Worker {
         }
         self.say(Work::Nobody);
         self.count_time(Doing::Poll);
-        let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
-        self.mailbox().times.sleeps(true);
-        let events = self.poller.wait(timeout);
-        self.mailbox().times.sleeps(false);
+        let events = match self.help(timer) {
+            Ok(Some(events)) => Ok(events),
+            Ok(None) => self.wait(timer, naps),
+            Err(error) => Err(error),
+        };
         self.clock.wake();
         if naps {
             self.contention.napped();
@@ -394,10 +411,49 @@ impl Worker {
         Ok(())
     }
 
+    /// Sleeps until there are events or it is time for a timer. Returns the events. `naps`: only for a moment.
+    fn wait(&self, timer: Option<Instant>, naps: bool) -> Result<Vec<Source>, Errno> {
+        let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
+        self.mailbox().may_be_called(!naps && !self.contention.is_high());
+        self.mailbox().times.sleeps(true);
+        let events = self.poller.wait(timeout);
+        self.mailbox().times.sleeps(false);
+        events
+    }
+
+    /// Helps other workers with large copies, if this one was called, until there are events or it is time for a timer.
+    /// Returns the events; `None` if this worker may sleep, because nobody has wanted help for a while or other threads
+    /// want the processor.
+    fn help(&mut self, timer: Option<Instant>) -> Result<Option<Vec<Source>>, Errno> {
+        let Some(mut until) = self.helps_until.take() else { return Ok(None) };
+        let helpers = self.helpers.clone();
+        let mut helper = helpers.join();
+        while !self.contention.is_high() && self.clock.now() < until {
+            if look_for_copies(&mut helper) {
+                self.count_time(Doing::Work);
+                until = self.clock.now() + HELP.min(self.poll);
+            } else {
+                let passed = self.count_time(Doing::Poll);
+                self.contention.polled(passed.total());
+            }
+            self.yield_now();
+            let events = self.poller.wait(Some(Duration::ZERO))?;
+            if !events.is_empty() || timer.is_some_and(|time| time <= self.clock.now()) {
+                // It goes on when these are done.
+                self.helps_until = Some(until);
+                return Ok(Some(events));
+            }
+        }
+        Ok(None)
+    }
+
     /// Handles the requests of other threads.
     fn take_requests(&mut self) {
         if !self.mailbox().waker.take() {
             return;
+        }
+        if self.mailbox().take_call() {
+            self.helps_until = Some(self.clock.now() + HELP.min(self.poll));
         }
         let Inbox { connected, orders } = self.mailbox().take_inbox();
         let passed = self.passing[self.index].take();
@@ -697,6 +753,22 @@ impl Worker {
         self.obey(orders);
         self.take_wanted();
     }
+}
+
+/// Helps with copies for a moment. Returns whether there were any.
+fn look_for_copies(helper: &mut Helper<'_>) -> bool {
+    let mut copies = 0;
+    for _ in 0..HELP_LOOKS {
+        if helper.help() {
+            copies += 1;
+            if copies == HELP_COPIES {
+                break;
+            }
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    copies != 0
 }
 
 fn report_panic(guest: &str) {

@@ -148,6 +148,7 @@ pub struct Options {
     ///
     /// Without --control there is at most one for each guest. When a VMM connects, the worker that has the
     /// fewest guests begins to serve its guest. Guests move to another worker later if that evens out the load.
+    /// A worker whose guests have no work helps others with large messages.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub workers: Option<u16>,
 
@@ -160,7 +161,8 @@ pub struct Options {
     /// How long a worker polls a guest that has no work, in microseconds, at most.
     ///
     /// The worker polls only as long as work tends to come in that time; then it sleeps. With a longer
-    /// time guests get faster answers, and the worker uses more processor time. With 0 it sleeps at once.
+    /// time guests get faster answers, and the worker uses more processor time. With 0 it sleeps at once,
+    /// and helps no other worker.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub poll_us: u32,
 

@@ -36,6 +36,10 @@ pub struct Mailbox {
     /// The use that the worker makes of its time.
     pub times: Times,
     stop: AtomicBool,
+    /// Whether the worker, when it sleeps, would help others with large copies.
+    may_be_called: AtomicBool,
+    /// Whether the worker is to help others.
+    is_called: AtomicBool,
     /// The guests that other threads want to get a turn, a bit each.
     wanted: [AtomicU64; MAX_GUESTS.div_ceil(64)],
     /// The number of words of `wanted` that may have a bit.
@@ -54,6 +58,8 @@ impl Mailbox {
             waker: Waker::new()?,
             times: Times::new(),
             stop: AtomicBool::new(false),
+            may_be_called: AtomicBool::new(false),
+            is_called: AtomicBool::new(false),
             wanted: std::array::from_fn(|_| AtomicU64::new(0)),
             covered: AtomicUsize::new(0),
             inbox: Mutex::default(),
@@ -116,6 +122,26 @@ impl Mailbox {
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes whether the worker, which is about to sleep, would help others with large copies.
+    pub fn may_be_called(&self, may: bool) {
+        self.may_be_called.store(may, Ordering::Release);
+    }
+
+    /// Wakes the worker to help others with large copies, if it sleeps and would do so. Returns whether it was woken.
+    pub fn call(&self) -> bool {
+        let helps = self.times.is_asleep() && self.may_be_called.load(Ordering::Acquire);
+        if helps {
+            self.is_called.store(true, Ordering::SeqCst);
+            self.waker.wake();
+        }
+        helps
+    }
+
+    /// Returns whether the worker is to help others, and was not asked since the last call.
+    pub fn take_call(&self) -> bool {
+        self.is_called.load(Ordering::SeqCst) && self.is_called.swap(false, Ordering::SeqCst)
     }
 
     /// Ends the worker.

@@ -9,7 +9,7 @@ use super::histogram::{self, Histogram};
 /// A use of time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Doing {
-    /// Turns that had work.
+    /// Turns that had work, and help with large copies of other workers.
     Work,
     /// Polling without finding work.
     Poll,
@@ -36,7 +36,7 @@ pub struct Times {
 /// The values of [`Times`] at one moment.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// Time in turns that had work.
+    /// Time in turns that had work, and in which the worker helped others.
     pub work: Duration,
     /// Time spent polling without finding work.
     pub poll: Duration,
@@ -105,9 +105,14 @@ impl Times {
         self.asleep.store(asleep, Ordering::Release);
     }
 
+    /// Returns whether the worker sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Acquire)
+    }
+
     /// Returns the values of this moment.
     pub fn read(&self) -> Reading {
-        let asleep = self.asleep.load(Ordering::Acquire);
+        let asleep = self.is_asleep();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let [work, poll, wait] =
             [&self.work, &self.poll, &self.wait].map(|counter| Duration::from_nanos(get(counter)));

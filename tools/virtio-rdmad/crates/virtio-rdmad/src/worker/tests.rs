@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 use crate::guest::events::Events;
@@ -53,9 +54,10 @@ impl Bench {
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
         let passing: Arc<[_]> = workers.iter().map(|_| Passing::default()).collect();
+        let helpers = Arc::new(Helpers::new(|| {}));
         let make = |index| {
-            Worker::new(workers.clone(), passing.clone(), index, all.clone(), &[], Duration::ZERO)
-                .unwrap()
+            let (workers, passing, helpers) = (workers.clone(), passing.clone(), helpers.clone());
+            Worker::new(workers, passing, index, all.clone(), &[], Duration::ZERO, helpers).unwrap()
         };
         let (worker, other) = (make(0), (workers.len() > 1).then(|| make(1)));
         Self { worker, other, guests, _directory: Directory(directory) }
@@ -127,6 +129,37 @@ impl Drop for Directory {
     }
 }
 
+/// A worker that sleeps is called, helps with a copy, and sleeps again. On a busy machine it sleeps at once when it is
+/// called, for a number of times.
+#[test]
+fn a_worker_that_is_called_helps() {
+    let Bench { mut worker, .. } = Bench::new("help", 0);
+    worker.poll = Duration::from_secs(10);
+    let (mailboxes, helpers) = (worker.mailboxes.clone(), worker.helpers.clone());
+    let mailbox = &mailboxes[0];
+    assert!(!mailbox.call(), "it does not sleep");
+    std::thread::scope(|scope| {
+        scope.spawn(|| worker.run());
+        let this = std::thread::current().id();
+        let helped = AtomicU32::new(0);
+        let copy = |_| {
+            if std::thread::current().id() == this {
+                std::thread::yield_now();
+            } else {
+                helped.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        while helped.load(Ordering::SeqCst) == 0 {
+            mailbox.call();
+            helpers.share(100, &copy);
+        }
+        while helpers.are_there() || !mailbox.times.is_asleep() {
+            std::thread::yield_now();
+        }
+        mailbox.stop();
+    });
+}
+
 #[test]
 fn a_flood_of_requests_leaves_others_their_turn() {
     let mut bench = Bench::new("flood", 2);
@@ -186,7 +219,7 @@ fn batches_need_no_kick_on_a_contended_processor() {
     let guest = FrontEnd::start(bench.connect(0), 0);
     bench.worker.contention.yielded(Duration::from_secs(1));
     bench.worker.rest();
-    bench.guests[0].rings.store(true, std::sync::atomic::Ordering::Relaxed);
+    bench.guests[0].rings.store(true, Ordering::Relaxed);
     let mut posted = 0;
     let mut post = || {
         posted += BATCH;
