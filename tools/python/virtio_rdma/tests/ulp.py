@@ -30,6 +30,8 @@ UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device a
 #   debugging says so when the first connection ends.
 # * recv_done() of net/9p/trans_rdma.c frees the context of a receive that is flushed, and not its buffer. So a mount
 #   whose connection ended under a request leaves a cache of buffers that is not empty.
+# * smb_direct_listener_destroy() of ksmbd shuts the listener's socket down, at which the listener's thread may end by
+#   itself, and then calls kthread_stop() with that thread, of which it has no reference.
 REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
            "WARNING: possible irq lock inversion dependency detected": "iscsit_handle_time2retain_timeout+",
            "WARNING: possible circular locking dependency detected": "at: nvmet_find_get_subsys+",
@@ -37,7 +39,10 @@ REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+"
            "at __list_add_valid_or_report+": "srp_send_done+",
            "frees DMA memory with different direction": "rds_ib_conn_path_shutdown+",
            "at check_unmap+": "rds_ib_conn_path_shutdown+",
-           "at kmem_cache_destroy+": "p9_client_destroy+"}
+           "at kmem_cache_destroy+": "p9_client_destroy+",
+           "refcount_t: ": "ksmbd_rdma_stop_listening+",
+           "at refcount_warn_saturate+": "ksmbd_rdma_stop_listening+",
+           "at __put_task_struct+": "ksmbd_rdma_stop_listening+"}
 
 
 def is_known(guest, line):
