@@ -3,6 +3,7 @@
 //! Copies from and to the memory of regions.
 
 use std::ops::RangeInclusive;
+use std::time::Instant;
 
 use super::cursor::{copy_part, Cursor};
 pub(crate) use super::cursor::{Side, View};
@@ -111,21 +112,29 @@ fn one_piece<'a>(source: &View<'a>, target: &View<'a>) -> Option<(Chunk<'a>, Chu
 }
 
 /// Copies piece by piece, as [`copy`].
-fn copy_pieces(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Side> {
-    let helpers = (source.cache, target.cache);
+fn copy_pieces<'a>(source: View<'a>, target: View<'a>, total: u64) -> Result<u64, Side> {
+    let caches = [source.cache, target.cache];
     let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
     let have = reading.begin().ok_or(Side::Source)?;
     let len = have.min(writing.begin().ok_or(Side::Target)?);
     let (mut from, mut to) = (Cursor::new(&source), Cursor::new(&target));
     let is_cached = SECOND_CACHE.contains(&total);
+    let helped = |cache: &'a MrCache| cache.helpers(len).map(|helpers| (cache, helpers));
+    let helped = caches.into_iter().filter(|_| len >= SHARED).find_map(helped);
+    let Some((cache, helpers)) = helped else {
+        copy_rest(&mut from, &mut to, len, is_cached)?;
+        return Ok(len);
+    };
+    let mut sharing = cache.sharing.get();
+    let (is_shared, begin) = (sharing.decide(), Instant::now());
     let mut left = len;
-    if len >= SHARED {
-        if let Some(helpers) = helpers.0.helpers(len).or_else(|| helpers.1.helpers(len)) {
-            left = SHARED_TAIL;
-            Parts::cut(&mut from, &mut to, len - left)?.copy(helpers, is_cached)?;
-        }
+    if is_shared {
+        left = SHARED_TAIL;
+        Parts::cut(&mut from, &mut to, len - left)?.copy(helpers, is_cached)?;
     }
     copy_rest(&mut from, &mut to, left, is_cached)?;
+    sharing.note(is_shared, len, begin.elapsed());
+    cache.sharing.set(sharing);
     Ok(len)
 }
 

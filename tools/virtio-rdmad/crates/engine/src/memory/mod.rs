@@ -15,3 +15,4 @@ pub(crate) mod mw;
 pub(crate) mod page_list;
 pub(crate) mod page_table;
 mod parts;
+mod sharing;

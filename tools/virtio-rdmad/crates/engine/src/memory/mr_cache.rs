@@ -2,6 +2,7 @@
 
 //! The MR cache: the memory regions that a round uses, found once and held to its end.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
 
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::key_table::KeyTable;
 use super::mr::{Claim, Mr, Pieces, Pin};
+use super::sharing::Sharing;
 use crate::base::refused::{KeyError, SgeError};
 use crate::base::sync::read;
 
@@ -42,6 +44,8 @@ pub(crate) struct MrCache {
     helpers: Option<Arc<Helpers>>,
     /// Whether the thread copies alone.
     is_alone: bool,
+    /// Whether help pays.
+    pub sharing: Cell<Sharing>,
 }
 
 impl MrCache {
