@@ -391,10 +391,9 @@ impl Worker {
         }
         self.say(Work::Nobody);
         self.count_time(Doing::Poll);
-        let events = match self.help(timer) {
-            Ok(Some(events)) => Ok(events),
-            Ok(None) => self.wait(timer, naps),
-            Err(error) => Err(error),
+        let events = match self.help(timer)? {
+            Some(events) => Ok(events),
+            None => self.wait(timer, naps),
         };
         self.clock.wake();
         if naps {

@@ -112,16 +112,15 @@ fn one_piece<'a>(source: &View<'a>, target: &View<'a>) -> Option<(Chunk<'a>, Chu
 }
 
 /// Copies piece by piece, as [`copy`].
-fn copy_pieces<'a>(source: View<'a>, target: View<'a>, total: u64) -> Result<u64, Side> {
+fn copy_pieces(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Side> {
     let caches = [source.cache, target.cache];
     let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
     let have = reading.begin().ok_or(Side::Source)?;
     let len = have.min(writing.begin().ok_or(Side::Target)?);
     let (mut from, mut to) = (Cursor::new(&source), Cursor::new(&target));
     let is_cached = SECOND_CACHE.contains(&total);
-    let helped = |cache: &'a MrCache| cache.helpers(len).map(|helpers| (cache, helpers));
-    let helped = caches.into_iter().filter(|_| len >= SHARED).find_map(helped);
-    let Some((cache, helpers)) = helped else {
+    let helped = || caches.into_iter().find_map(|cache| Some((cache, cache.helpers(len)?)));
+    let Some((cache, helpers)) = (len >= SHARED).then(helped).flatten() else {
         copy_rest(&mut from, &mut to, len, is_cached)?;
         return Ok(len);
     };

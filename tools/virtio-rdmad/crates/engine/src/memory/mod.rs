@@ -14,5 +14,5 @@ pub(crate) mod mr_cache;
 pub(crate) mod mw;
 pub(crate) mod page_list;
 pub(crate) mod page_table;
-mod parts;
+pub(crate) mod parts;
 mod sharing;

@@ -82,7 +82,7 @@ impl<'a> Parts<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::sync::{Arc, RwLock};
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     /// Calls `f` with helpers, one of which is a thread that helps, and with the number of copies that it helped with.
-    fn with_helper(f: impl FnOnce(&Arc<Helpers>, &AtomicU32)) {
+    pub(crate) fn with_helper(f: impl FnOnce(&Arc<Helpers>, &AtomicU32)) {
         struct Ends<'a>(&'a AtomicBool);
         impl Drop for Ends<'_> {
             fn drop(&mut self) {

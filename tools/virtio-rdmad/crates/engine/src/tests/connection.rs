@@ -9,7 +9,7 @@ use abi::*;
 
 use super::cable::{headers, over_a_cable, Faults};
 use super::driver::*;
-use crate::{Fabric, FabricConfig, Gid, Uplink};
+use crate::{FabricConfig, Gid, Uplink};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
@@ -232,12 +232,7 @@ impl Uplink for Nowhere {
 fn pair_beside_an_uplink() -> Pair {
     let clock = TestClock::new();
     let uplink: Option<Arc<dyn Uplink>> = Some(Arc::new(Nowhere));
-    let fabric = Fabric::new(FabricConfig { uplink, ..fabric_config(&clock) });
-    let (mut a, mut b) = (Guest::new(&fabric, &clock, 1), Guest::new(&fabric, &clock, 2));
-    let ends = [End::new(&mut a, RC), End::new(&mut b, RC)];
-    a.connect(ends[0].qpn, b.gid, ends[1].qpn);
-    b.connect(ends[1].qpn, a.gid, ends[0].qpn);
-    Pair { clock, fabric, a, b, ends }
+    Pair::in_network(FabricConfig { uplink, ..fabric_config(&clock) }, clock)
 }
 
 /// A connection with a guest of this network goes on when the guest has its address again: it does not turn

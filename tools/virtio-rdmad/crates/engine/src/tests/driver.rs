@@ -540,7 +540,12 @@ impl Pair {
 
     /// Makes two such guests of a network with another clock, which moves this one.
     pub fn by_clock(other: Arc<dyn Clock>, clock: Arc<TestClock>) -> Self {
-        let fabric = Fabric::new(FabricConfig { clock: other, ..fabric_config(&clock) });
+        Self::in_network(FabricConfig { clock: other, ..fabric_config(&clock) }, clock)
+    }
+
+    /// Makes two such guests of a network that is configured like this.
+    pub fn in_network(config: FabricConfig, clock: Arc<TestClock>) -> Self {
+        let fabric = Fabric::new(config);
         Self::in_fabrics([fabric.clone(), fabric], clock, VIRTIO_RDMA_QPT_RC).connected()
     }
 

@@ -2,16 +2,15 @@
 
 //! Large messages while other threads help with copies.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use abi::*;
 use memory::Helpers;
 
 use super::driver::*;
-use crate::{Fabric, FabricConfig};
-
-const RC: u32 = VIRTIO_RDMA_QPT_RC;
+use crate::memory::parts::tests::with_helper;
+use crate::FabricConfig;
 
 /// Bytes of a message: several chunks of the largest size, and a rest of an odd length.
 const LENGTH: u32 = (3 << 20) + 4321;
@@ -22,13 +21,8 @@ const TO: u64 = DATA + (8 << 20) + 3;
 /// Makes a connected pair of QPs whose large copies are shared with `helpers`.
 pub fn pair_with(helpers: &Arc<Helpers>) -> Pair {
     let clock = TestClock::new();
-    let config = FabricConfig { helpers: Some(Arc::clone(helpers)), ..fabric_config(&clock) };
-    let fabric = Fabric::new(config);
-    let (mut a, mut b) = (Guest::new(&fabric, &clock, 1), Guest::new(&fabric, &clock, 2));
-    let ends = [End::new(&mut a, RC), End::new(&mut b, RC)];
-    a.connect(ends[0].qpn, b.gid, ends[1].qpn);
-    b.connect(ends[1].qpn, a.gid, ends[0].qpn);
-    Pair { clock, fabric, a, b, ends }
+    let helpers = Some(Arc::clone(helpers));
+    Pair::in_network(FabricConfig { helpers, ..fabric_config(&clock) }, clock)
 }
 
 /// Sends a message of each kind, in two pieces on the side of the sender, and checks its data and that it leaves the
@@ -79,28 +73,8 @@ fn large_messages_are_shared() {
 /// Messages arrive whole while a thread helps.
 #[test]
 fn a_thread_helps_with_large_messages() {
-    struct Ends<'a>(&'a AtomicBool);
-    impl Drop for Ends<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    let helpers = Arc::new(Helpers::new(|| {}));
-    let mut pair = pair_with(&helpers);
-    let (ends, helped) = (AtomicBool::new(false), AtomicU32::new(0));
-    let _here = helpers.join();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut helper = helpers.join();
-            while !ends.load(Ordering::Relaxed) {
-                if helper.help() {
-                    helped.fetch_add(1, Ordering::Relaxed);
-                } else {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        let _ends = Ends(&ends);
+    with_helper(|helpers, helped| {
+        let mut pair = pair_with(helpers);
         let mut seed = 0;
         while helped.load(Ordering::Relaxed) < 10 {
             send_messages(&mut pair, seed);
