@@ -112,6 +112,7 @@ fn one_piece<'a>(source: &View<'a>, target: &View<'a>) -> Option<(Chunk<'a>, Chu
 }
 
 /// Copies piece by piece, as [`copy`].
+#[inline(never)] // or small messages have its stack frame
 fn copy_pieces(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Side> {
     let caches = [source.cache, target.cache];
     let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
