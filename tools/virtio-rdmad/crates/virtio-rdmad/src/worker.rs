@@ -55,6 +55,9 @@ const ROUNDS: u32 = 8;
 
 /// The time for which a worker looks for large copies of others to help with.
 const HELP: Duration = Duration::from_micros(200);
+/// The time for which a worker that sleeps is not called after it found that other threads want its processor. They may
+/// stop wanting it, and a worker without guests does not sleep so often that it would find out by itself.
+const NO_HELP: Duration = Duration::from_secs(1);
 /// The number of looks for such copies between two looks at the worker's own sockets and kicks.
 const HELP_LOOKS: u32 = 64;
 /// The number of copies after which the worker looks at these at once.
@@ -413,7 +416,8 @@ impl Worker {
     /// Sleeps until there are events or it is time for a timer. Returns the events. `naps`: only for a moment.
     fn wait(&self, timer: Option<Instant>, naps: bool) -> Result<Vec<Source>, Errno> {
         let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
-        self.mailbox().may_be_called(!naps && !self.contention.is_high());
+        let rest = if self.contention.is_high() { NO_HELP } else { Duration::ZERO };
+        self.mailbox().may_be_called((!naps).then(|| self.clock.now() + rest));
         self.mailbox().times.sleeps(true);
         let events = self.poller.wait(timeout);
         self.mailbox().times.sleeps(false);
@@ -452,6 +456,8 @@ impl Worker {
             return;
         }
         if self.mailbox().take_call() {
+            // If other threads wanted the processor, that is a while ago.
+            self.contention = Contention::default();
             self.helps_until = Some(self.clock.now() + HELP.min(self.poll));
         }
         let Inbox { connected, orders } = self.mailbox().take_inbox();

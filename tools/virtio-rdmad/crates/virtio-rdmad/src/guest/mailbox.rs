@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use scheduler::Waker;
@@ -10,6 +11,9 @@ use scheduler::Waker;
 use super::times::Times;
 use crate::handover::Connected;
 use crate::spec::MAX_GUESTS;
+
+/// The time in [`Mailbox::may_be_called`] that never comes.
+const NEVER: u64 = u64::MAX;
 
 /// An order for a worker, about a guest that it serves, which is named by its index.
 #[derive(Debug)]
@@ -36,8 +40,10 @@ pub struct Mailbox {
     /// The use that the worker makes of its time.
     pub times: Times,
     stop: AtomicBool,
-    /// Whether the worker, when it sleeps, would help others with large copies.
-    may_be_called: AtomicBool,
+    /// The time from which the worker, when it sleeps, would help others with large copies, in nanoseconds since the
+    /// mailbox was made; [`NEVER`] if it would not.
+    may_be_called: AtomicU64,
+    made: Instant,
     /// Whether the worker is to help others.
     is_called: AtomicBool,
     /// The guests that other threads want to get a turn, a bit each.
@@ -58,7 +64,8 @@ impl Mailbox {
             waker: Waker::new()?,
             times: Times::new(),
             stop: AtomicBool::new(false),
-            may_be_called: AtomicBool::new(false),
+            may_be_called: AtomicU64::new(NEVER),
+            made: Instant::now(),
             is_called: AtomicBool::new(false),
             wanted: std::array::from_fn(|_| AtomicU64::new(0)),
             covered: AtomicUsize::new(0),
@@ -124,14 +131,21 @@ impl Mailbox {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes whether the worker, which is about to sleep, would help others with large copies.
-    pub fn may_be_called(&self, may: bool) {
-        self.may_be_called.store(may, Ordering::Release);
+    /// Notes from when on the worker, which is about to sleep, would help others with large copies, if it would.
+    pub fn may_be_called(&self, from: Option<Instant>) {
+        self.may_be_called
+            .store(from.map_or(NEVER, |from| self.nanoseconds(from)), Ordering::Release);
+    }
+
+    fn nanoseconds(&self, time: Instant) -> u64 {
+        u64::try_from(time.saturating_duration_since(self.made).as_nanos()).unwrap_or(NEVER)
     }
 
     /// Wakes the worker to help others with large copies, if it sleeps and would do so. Returns whether it was woken.
     pub fn call(&self) -> bool {
-        let helps = self.times.is_asleep() && self.may_be_called.load(Ordering::Acquire);
+        let from = || self.may_be_called.load(Ordering::Acquire);
+        let helps =
+            self.times.is_asleep() && from() != NEVER && from() <= self.nanoseconds(Instant::now());
         if helps {
             self.is_called.store(true, Ordering::SeqCst);
             self.waker.wake();

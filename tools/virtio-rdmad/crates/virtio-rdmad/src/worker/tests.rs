@@ -129,12 +129,13 @@ impl Drop for Directory {
     }
 }
 
-/// A worker that sleeps is called, helps with a copy, and sleeps again. On a busy machine it sleeps at once when it is
-/// called, for a number of times.
+/// A worker that sleeps is called, helps with a copy, and sleeps again, also if other threads have wanted its processor
+/// before. On a busy machine it sleeps at once when it is called, for a number of times.
 #[test]
 fn a_worker_that_is_called_helps() {
     let Bench { mut worker, .. } = Bench::new("help", 0);
     worker.poll = Duration::from_secs(10);
+    worker.contention.yielded(Duration::from_secs(1));
     let (mailboxes, helpers) = (worker.mailboxes.clone(), worker.helpers.clone());
     let mailbox = &mailboxes[0];
     assert!(!mailbox.call(), "it does not sleep");
