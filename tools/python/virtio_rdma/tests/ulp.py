@@ -32,6 +32,8 @@ UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device a
 #   whose connection ended under a request leaves a cache of buffers that is not empty.
 # * smb_direct_listener_destroy() of ksmbd shuts the listener's socket down, at which the listener's thread may end by
 #   itself, and then calls kthread_stop() with that thread, of which it has no reference.
+# * When iSER adds its SCSI host, scsi_init_limits() limits the segments of the device that does the DMA to 64 KiB,
+#   because iSER does not say how long its segments may be. SMC then maps its buffers of 4 MiB as one segment.
 REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
            "WARNING: possible irq lock inversion dependency detected": "iscsit_handle_time2retain_timeout+",
            "WARNING: possible circular locking dependency detected": "at: nvmet_find_get_subsys+",
@@ -42,7 +44,8 @@ REPORTS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+"
            "at kmem_cache_destroy+": "p9_client_destroy+",
            "refcount_t: ": "ksmbd_rdma_stop_listening+",
            "at refcount_warn_saturate+": "ksmbd_rdma_stop_listening+",
-           "at __put_task_struct+": "ksmbd_rdma_stop_listening+"}
+           "at __put_task_struct+": "ksmbd_rdma_stop_listening+",
+           "at debug_dma_map_sg+": "smc_ib_buf_map_sg+"}
 
 
 def is_known(guest, line):
