@@ -18,6 +18,7 @@ mod error;
 mod helpers;
 mod map;
 mod mapping;
+mod node;
 mod pages;
 mod pool;
 mod prefetch;

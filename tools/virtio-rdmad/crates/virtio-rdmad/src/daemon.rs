@@ -30,6 +30,7 @@ use crate::guest::trace::Traces;
 use crate::guest::Guest;
 use crate::handover::{self, Connected, Inherited, Kept, Left, Listeners, Manager};
 use crate::os::access::Access;
+use crate::os::cpus::Nodes;
 use crate::os::log;
 use crate::os::privileges;
 use crate::os::remover::Remover;
@@ -125,7 +126,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut listeners = std::mem::take(&mut inherited.listeners);
     adopt_sockets(options, &mut inherited, &mut listeners)?;
     let control = control_socket(options, &mut listeners)?;
-    let workers = mailboxes(options)?;
+    let nodes = Nodes::read();
+    let workers = mailboxes(options, &nodes)?;
     let helpers = helpers(&workers);
     let mut interfaces = interfaces(options, &mut listeners, &inherited)?;
     let networks =
@@ -165,7 +167,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             worker.say_in(word);
         }
     }
-    let crew = start(options, made, filters.as_ref())?;
+    let crew = start(options, &nodes, &workers, made, filters.as_ref())?;
     let settings = options.file.settings();
     let sockets = Sockets { control, guests: guests.clone() };
     let surveyed =
@@ -256,9 +258,10 @@ fn start_helpers(filters: Option<&Filters>, manager: Option<&Manager>) -> Result
     Ok(memory::start_unmapper(confine("unmaps memory"))?)
 }
 
-/// Makes a mailbox for each worker.
-fn mailboxes(options: &Options) -> Result<Arc<[Mailbox]>, DaemonError> {
-    let mailboxes = (0..worker_count(options)?).map(|_| Mailbox::new());
+/// Makes the mailboxes of the workers, on the nodes of this machine.
+fn mailboxes(options: &Options, nodes: &Nodes) -> Result<Arc<[Mailbox]>, DaemonError> {
+    let places = nodes.of_workers(worker_count(options)?, options.cpus.as_ref());
+    let mailboxes = places.into_iter().map(Mailbox::new);
     Ok(mailboxes.collect::<Result<_, _>>().map_err(Error::from)?)
 }
 
@@ -699,15 +702,58 @@ fn make_workers(
     Ok(made)
 }
 
+/// Where a worker runs.
+#[derive(Clone)]
+enum Place {
+    /// On any CPU.
+    Anywhere,
+    /// On this CPU, as `--cpus` says.
+    Cpu(u16),
+    /// On the CPUs of a node.
+    Node(u32, Vec<u16>),
+}
+
+impl Place {
+    /// Makes the calling thread run there. Only a CPU that somebody has named has to be there.
+    fn take(&self) -> Result<(), String> {
+        let set_to = |cpus: &[u16]| {
+            let mut set = CpuSet::new();
+            for cpu in cpus {
+                set.set((*cpu).into());
+            }
+            sched_setaffinity(None, &set)
+        };
+        match self {
+            Self::Anywhere => {}
+            Self::Cpu(cpu) => {
+                set_to(&[*cpu]).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
+            }
+            Self::Node(node, cpus) => {
+                if let Err(error) = set_to(cpus) {
+                    tracing::warn!(node, %error, "this worker does not run on the CPUs of its NUMA node only");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Starts the threads of the workers.
 fn start(
     options: &Options,
+    nodes: &Nodes,
+    mailboxes: &[Mailbox],
     workers: Vec<Assigned>,
     filters: Option<&Filters>,
 ) -> Result<Crew, DaemonError> {
-    let (cpus, filters) = (options.cpus.clone(), filters.cloned());
-    let prepare =
-        move |index: usize| prepare(cpus.as_ref().map(|cpus| cpus.0[index]), filters.as_ref());
+    let place = |(index, mailbox): (usize, &Mailbox)| match (options.pinned(index), mailbox.node) {
+        (Some(cpu), _) => Place::Cpu(cpu),
+        (None, Some(node)) => Place::Node(node, nodes.cpus(node).to_vec()),
+        (None, None) => Place::Anywhere,
+    };
+    let places: Vec<_> = mailboxes.iter().enumerate().map(place).collect();
+    let filters = filters.cloned();
+    let prepare = move |index: usize| prepare(&places[index], filters.as_ref());
     let failed = |NotPrepared { index, error }| DaemonError::Worker { index, error };
     Crew::start(workers, prepare).map_err(failed)
 }
@@ -721,13 +767,9 @@ const TIMER_SLACK: u64 = 1000;
 const SLICE: Duration = Duration::from_micros(100);
 
 /// Prepares the calling thread for being a worker.
-fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
+fn prepare(place: &Place, filters: Option<&Filters>) -> Result<(), String> {
     set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)).map_err(|error| error.to_string())?;
-    if let Some(cpu) = cpu {
-        let mut set = CpuSet::new();
-        set.set(cpu.into());
-        sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
-    }
+    place.take()?;
     if let Err(error) = scheduler::set_slice(SLICE) {
         tracing::debug!(%error, "this worker waits for the slices of other threads");
     }

@@ -9,7 +9,7 @@ pub mod seat;
 pub mod times;
 pub mod trace;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,9 @@ use seat::Seat;
 
 /// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;
+
+/// The value of [`Guest::node`] for a guest whose node is not known.
+pub(crate) const NO_NODE: u32 = u32::MAX;
 
 /// Leads from a guest to the worker that serves it at present.
 pub struct Link {
@@ -99,6 +102,8 @@ pub struct Guest {
     /// The time that turns of the guest with work have taken so far, in nanoseconds. Only the worker that serves the
     /// guest writes it.
     pub(crate) work: AtomicU64,
+    /// The NUMA node of its memory, as far as that is known, or [`NO_NODE`].
+    pub(crate) node: AtomicU32,
     /// The share that it has of the regions of memory that the process can map.
     pub memory: Share,
     /// The socket to which the VMM connects.
@@ -117,6 +122,17 @@ impl Guest {
     /// Adds the time of a turn with work. The worker that serves the guest calls this.
     pub fn count_work(&self, time: Duration) {
         times::add(&self.work, u64::try_from(time.as_nanos()).unwrap_or(0));
+    }
+
+    /// Notes the NUMA node of its memory. The worker that serves the guest calls this.
+    pub fn set_node(&self, node: Option<u32>) {
+        self.node.store(node.unwrap_or(NO_NODE), Ordering::Relaxed);
+    }
+
+    /// Returns the NUMA node of its memory, if that is known: the node of the first virtqueue, since the driver last
+    /// started it. Most VMMs have the memory of a guest on one node.
+    pub fn node(&self) -> Option<u32> {
+        Some(self.node.load(Ordering::Relaxed)).filter(|node| *node != NO_NODE)
     }
 
     /// Returns whether the main thread is to look for VMMs that connect.

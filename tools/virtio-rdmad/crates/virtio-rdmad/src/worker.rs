@@ -55,8 +55,8 @@ const ROUNDS: u32 = 8;
 
 /// The time for which a worker looks for large copies of others to help with.
 const HELP: Duration = Duration::from_micros(200);
-/// The time for which a worker that sleeps is not called after it found that other threads want its processor. They may
-/// stop wanting it, and a worker without guests does not sleep so often that it would find out by itself.
+/// The time for which a worker has to sleep before it is called, if it has found that other threads want its processor.
+/// They may stop wanting it, and a worker without guests does not sleep so often that it would find out by itself.
 const NO_HELP: Duration = Duration::from_secs(1);
 /// The number of looks for such copies between two looks at the worker's own sockets and kicks.
 const HELP_LOOKS: u32 = 64;
@@ -642,6 +642,7 @@ impl Worker {
             kept.disconnect();
         }
         guest.seat.leave();
+        guest.set_node(None);
         guest.link.set_worker(None);
         self.mailbox().release();
         self.guests.note_change();

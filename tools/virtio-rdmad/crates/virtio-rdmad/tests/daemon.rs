@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The process as others see it: sockets, connections that come and go, status, signals.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
@@ -719,7 +719,7 @@ fn qps_are_counted_without_an_entry_for_each() {
     assert_eq!(all["qps"], none["qps"]);
     assert_eq!((&brief["qps"], &brief["srqs"]), (&json!([]), &json!([])));
     assert_eq!((&brief["qp_counts"], &brief["cqs"]), (&all["qp_counts"], &all["cqs"]));
-    let mut counts = std::collections::BTreeMap::<(&str, &str), u64>::new();
+    let mut counts = BTreeMap::<(&str, &str), u64>::new();
     for qp in all["qps"].as_array().unwrap() {
         let key = ["type", "state"].map(|key| qp[key].as_str().unwrap());
         *counts.entry(key.into()).or_default() += 1;
@@ -1029,6 +1029,66 @@ fn workers_are_pinned() {
     let expected: Vec<_> =
         list.into_iter().enumerate().map(|(index, cpu)| (format!("worker {index}"), cpu)).collect();
     assert_eq!(pinned, expected);
+    daemon.end();
+}
+
+/// Returns a CPU of each NUMA node that has CPUs which this process may use, by the node's number.
+fn nodes() -> BTreeMap<u64, usize> {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let node_of = |cpu| {
+        let directory = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).ok()?;
+        let mut names = directory.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let node = names.find_map(|name| name.strip_prefix("node")?.parse().ok())?;
+        Some((node, cpu))
+    };
+    cpus.filter_map(node_of).collect()
+}
+
+/// A guest is served on the NUMA node on which its memory lies. A machine with one node has no choice.
+#[test]
+fn guests_are_served_on_their_nodes() {
+    let nodes = nodes();
+    let workers = nodes.len().max(2);
+    // There are no more workers than guests, if guests cannot come.
+    let names: Vec<_> =
+        ('a'..='z').take(workers).map(|name| format!("name={name},vhost-user")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_with("nodes", &["--workers", &workers.to_string()], &names);
+    // The first guest gets the first worker, which is on the first node. Its memory is on the last one.
+    let mut cpus = nodes.values().rev().cycle();
+    let front_ends = ["a", "b"].map(|name| {
+        if let Some(cpu) = cpus.next() {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(*cpu);
+            rustix::thread::sched_setaffinity(None, &set).unwrap();
+        }
+        let front_end = FrontEnd::start(connect(&daemon.path(name)), 1);
+        front_end.wait(1);
+        front_end
+    });
+    let is_near = |status: &Value, guest: usize| {
+        let guest = &status["guests"][guest];
+        let Some(worker) = guest["worker"].as_u64() else { return false };
+        let node = &status["workers"][usize::try_from(worker).unwrap()]["node"];
+        // A memory policy may have put the memory on a node without a worker, and a filter may refuse to tell.
+        let is_known = guest["node"].as_u64().is_some_and(|node| nodes.contains_key(&node));
+        if nodes.len() < 2 {
+            node.is_null()
+        } else {
+            !is_known || *node == guest["node"]
+        }
+    };
+    let end = Instant::now() + LIMIT;
+    loop {
+        let status = daemon.status();
+        if (0..2).all(|guest| is_near(&status, guest)) {
+            break;
+        }
+        assert!(Instant::now() < end, "{status}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(front_ends);
     daemon.end();
 }
 

@@ -2,14 +2,13 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rustix::thread::CpuSet;
 
 use crate::handover::ask::{self, HandOverOptions};
 use crate::handover::supervisor::SupervisorOptions;
+use crate::os::cpus::CpuList;
 use crate::os::privileges::User;
 use crate::os::remover::{self, RemoverOptions};
 use crate::spec::{ConfigFile, GuestSpec, Origin, PolicyChange, UplinkSpec};
@@ -148,13 +147,15 @@ pub struct Options {
     ///
     /// Without --control there is at most one for each guest. When a VMM connects, the worker that has the
     /// fewest guests begins to serve its guest. Guests move to another worker later if that evens out the load.
+    /// On a machine with several NUMA nodes, each worker runs on one of them if there are enough for all nodes, and
+    /// guests go to workers of the node on which their memory lies.
     /// A worker whose guests have no work helps others with large messages.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub workers: Option<u16>,
 
     /// CPUs that the workers are pinned to, such as 2,4-7: the first worker to the first CPU, and so on.
     ///
-    /// Without --workers there is one worker for each CPU of the list.
+    /// The NUMA node of a worker is that of its CPU. Without --workers there is one worker for each CPU of the list.
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
 
@@ -223,22 +224,12 @@ pub enum Switch {
     Off,
 }
 
-/// A list of CPUs, each once, in the order of the command line.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct CpuList(pub Vec<u16>);
-
-/// What is wrong with a list of CPUs.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum CpuListError {
-    /// An entry is neither a number nor a range.
-    #[error("\"{0}\" is neither a CPU nor a range of CPUs such as 4-7")]
-    Entry(String),
-    /// A CPU is in the list twice.
-    #[error("CPU {0} is listed twice")]
-    Twice(u16),
-}
-
 impl Options {
+    /// Returns the CPU to which the worker with this index is pinned, if there is a list of CPUs.
+    pub fn pinned(&self, worker: usize) -> Option<u16> {
+        self.cpus.as_ref()?.0.get(worker).copied()
+    }
+
     /// Returns who has named a guest.
     pub fn origin_of(&self, guest: &GuestSpec) -> Origin {
         if self.file.guests.iter().any(|other| other.name == guest.name) {
@@ -246,33 +237,6 @@ impl Options {
         } else {
             Origin::CommandLine
         }
-    }
-}
-
-impl FromStr for CpuList {
-    type Err = CpuListError;
-
-    fn from_str(list: &str) -> Result<Self, CpuListError> {
-        let mut cpus = Vec::new();
-        for entry in list.split(',') {
-            let error = || CpuListError::Entry(entry.to_owned());
-            let number = |digits: &str| match digits.parse::<u16>() {
-                Ok(cpu) if usize::from(cpu) < CpuSet::MAX_CPU => Ok(cpu),
-                _ => Err(error()),
-            };
-            let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last {
-                return Err(error());
-            }
-            for cpu in first..=last {
-                if cpus.contains(&cpu) {
-                    return Err(CpuListError::Twice(cpu));
-                }
-                cpus.push(cpu);
-            }
-        }
-        Ok(Self(cpus))
     }
 }
 
@@ -531,17 +495,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Options::command().debug_assert();
-    }
-
-    #[test]
-    fn cpus_are_listed() {
-        let list = |text: &str| text.parse::<CpuList>().map(|list| list.0);
-        assert_eq!(list("3"), Ok(vec![3]));
-        assert_eq!(list("3,0-2,1000"), Ok(vec![3, 0, 1, 2, 1000]));
-        assert_eq!(list("0-2,1"), Err(CpuListError::Twice(1)));
-        for text in ["", "1,", "a", "-1", "1-", "2-1", "1-2-3", "1024", "70000"] {
-            assert!(matches!(list(text), Err(CpuListError::Entry(_))), "{text}");
-        }
     }
 
     #[test]

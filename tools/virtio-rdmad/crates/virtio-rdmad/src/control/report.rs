@@ -52,6 +52,8 @@ pub struct UplinkReport {
 pub struct WorkerReport {
     /// The number of guests that it serves.
     pub guests: usize,
+    /// The NUMA node on whose CPUs it runs, if there are several nodes.
+    pub node: Option<u32>,
     /// Whether it sleeps now.
     pub asleep: bool,
     /// Time in turns that had work.
@@ -120,6 +122,8 @@ pub struct GuestReport {
     pub leaving: bool,
     /// The index of the worker that serves it.
     pub worker: Option<usize>,
+    /// The NUMA node of its memory, if that is known.
+    pub node: Option<u32>,
     /// Whether its driver has started the device.
     pub started: bool,
     /// "rings" or "virtqueues" once the device has started.

@@ -54,6 +54,7 @@ fn worker_report(worker: &Mailbox) -> WorkerReport {
         worker.times.read();
     WorkerReport {
         guests: worker.guests(),
+        node: worker.node,
         asleep,
         work_seconds: work.as_secs_f64(),
         poll_seconds: poll.as_secs_f64(),
@@ -108,6 +109,7 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>], detail: bool) -> GuestR
         refused_vmms: guest.seat.refused(),
         leaving: guest.leaves.load(Ordering::Relaxed),
         worker: guest.link.worker(),
+        node: guest.node(),
         started,
         queues: started.then(|| queues.to_owned()),
         gids: gids.into_iter().map(gid_report).collect(),

@@ -20,7 +20,7 @@ use rustix::process::{getrlimit, Resource};
 
 use super::events::Events;
 use super::mailbox::{least, Mailbox};
-use super::{Guest, Link};
+use super::{Guest, Link, NO_NODE};
 use crate::handover::{Connected, Kept, Manager};
 use crate::os::socket::Socket;
 use crate::spec::{GuestSpec, Origin, PolicyChange, SpecError, MAX_GUESTS};
@@ -382,6 +382,7 @@ impl Guests {
             link,
             rings,
             work,
+            node: NO_NODE.into(),
             memory,
             socket,
             nic_socket,
@@ -586,7 +587,7 @@ mod tests {
     }
 
     fn guests() -> Guests {
-        let workers = Arc::new([Mailbox::new().unwrap()]);
+        let workers = Arc::new([Mailbox::new(None).unwrap()]);
         let events = Arc::new(Events::new().unwrap());
         Guests::new(HashMap::new(), HashMap::new(), workers, events).unwrap()
     }

@@ -39,6 +39,8 @@ pub struct Mailbox {
     pub waker: Waker,
     /// The use that the worker makes of its time.
     pub times: Times,
+    /// The NUMA node on whose CPUs the worker runs, if there are several nodes.
+    pub node: Option<u32>,
     stop: AtomicBool,
     /// The time from which the worker, when it sleeps, would help others with large copies, in nanoseconds since the
     /// mailbox was made; [`NEVER`] if it would not.
@@ -58,11 +60,12 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Makes the mailbox of a worker.
-    pub fn new() -> Result<Self, Errno> {
+    /// Makes the mailbox of a worker that runs on the CPUs of this node, if there are several nodes.
+    pub fn new(node: Option<u32>) -> Result<Self, Errno> {
         Ok(Self {
             waker: Waker::new()?,
             times: Times::new(),
+            node,
             stop: AtomicBool::new(false),
             may_be_called: AtomicU64::new(NEVER),
             made: Instant::now(),

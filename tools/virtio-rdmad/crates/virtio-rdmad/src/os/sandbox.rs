@@ -104,8 +104,9 @@ const ACCEPT: &[i64] = &[
 /// System calls of the threads that add guests, with those of threads that accept connections.
 const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_socketpair];
 
-/// System calls of the threads of workers, which leave images of devices to another process.
-const WORK: &[i64] = &[libc::SYS_memfd_create];
+/// System calls of the threads of workers, which leave images of devices to another process, and look on which NUMA
+/// nodes memory lies.
+const WORK: &[i64] = &[libc::SYS_memfd_create, libc::SYS_move_pages];
 
 /// System calls of the threads of switches, with those of threads that accept connections. They go on with an
 /// interface that was made again, which takes these requests of ioctl, too.
@@ -129,6 +130,9 @@ const REMOVE: &[i64] = &[
 
 /// Index of the protection among the arguments of mmap and mprotect.
 const PROTECTION: u8 = 2;
+/// Indices of the process and of the nodes among the arguments of move_pages.
+const PROCESS: u8 = 0;
+const TARGETS: u8 = 3;
 /// Index of the request among the arguments of ioctl.
 const REQUEST: u8 = 1;
 
@@ -187,6 +191,13 @@ fn compile(lists: &[&[i64]], requests: &[u64]) -> Result<BpfProgram, SandboxErro
             0,
         )?;
         rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
+    }
+    // Without nodes, the call tells where pages are and moves none. Process 0 is this one.
+    let is_zero = |argument, len| SeccompCondition::new(argument, len, SeccompCmpOp::Eq, 0);
+    let of_this_process = is_zero(PROCESS, SeccompCmpArgLen::Dword)?;
+    let no_targets = is_zero(TARGETS, SeccompCmpArgLen::Qword)?;
+    if let Some(rule) = rules.get_mut(&libc::SYS_move_pages) {
+        rule.push(SeccompRule::new(vec![of_this_process, no_targets])?);
     }
     let mut of_ioctl = Vec::new();
     for request in requests {
@@ -251,6 +262,9 @@ mod tests {
     #[test]
     fn a_worker_opens_nothing() {
         let (one, other) = UnixStream::pair().unwrap();
+        let memory = memory::GuestMemory::anonymous(&[(0, 1 << 16)]).unwrap();
+        memory.write(0, &[1]).unwrap();
+        let knows_nodes = memory.slice(0, 1).unwrap().node().is_some();
         alone(move || {
             Filters::new().unwrap().confine_worker().unwrap();
             let denied = |error: std::io::Error| error.kind() == ErrorKind::PermissionDenied;
@@ -261,6 +275,9 @@ mod tests {
             assert_eq!(rustix::io::write(&one, b"x"), Ok(1));
             assert_eq!(rustix::io::read(&other, &mut [0; 2]), Ok(1));
             drop(vec![1_u8; 64 << 20]);
+            // It is told where memory lies, if this is told at all.
+            memory.write(0, &[1]).unwrap();
+            assert_eq!(memory.slice(0, 1).unwrap().node().is_some(), knows_nodes);
         });
     }
 

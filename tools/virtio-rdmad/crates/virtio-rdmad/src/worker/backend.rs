@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use engine::Device;
 use memory::{GuestMemory, Share};
-use ring::SplitQueue;
+use ring::{Layout, SplitQueue};
 use virtio_transport::{Backend, QueueSetup};
 
 use super::poller::{Poller, Source};
@@ -24,6 +24,8 @@ pub struct GuestBackend {
     /// queues.
     kicks: Vec<(u16, Arc<OwnedFd>)>,
     started: bool,
+    /// The layout of the first virtqueue, as far as the driver has set it up.
+    first: Option<Layout>,
 }
 
 impl GuestBackend {
@@ -31,7 +33,7 @@ impl GuestBackend {
     pub fn new(guest: &Arc<Guest>, poller: &Arc<Poller>) -> Self {
         let (guest, device, poller) = (guest.clone(), guest.device.clone(), poller.clone());
         let config = device.config_space();
-        Self { guest, device, poller, config, kicks: Vec::new(), started: false }
+        Self { guest, device, poller, config, kicks: Vec::new(), started: false, first: None }
     }
 
     /// Goes on with a device that another process has served, on which these queues run.
@@ -39,6 +41,19 @@ impl GuestBackend {
         self.set_features(features);
         self.started = !queues.is_empty();
         queues.into_iter().try_for_each(|queue| self.watch(queue.index, queue.kick))
+    }
+
+    /// Notes the NUMA node of the guest's memory: that of the available ring of the first virtqueue, which the driver
+    /// writes. Reads a byte of it, because the kernel tells the node of a page only to a process that has accessed it.
+    pub fn locate(&mut self, memory: &GuestMemory, queue: u16, layout: &Layout) {
+        if queue != 0 {
+            return;
+        }
+        self.first = Some(*layout);
+        // The memory of a frozen device is not read. What it goes on in may lie elsewhere.
+        let ring = memory.slice(layout.avail, 1).ok().filter(|_| !self.device.is_frozen());
+        let ring = ring.filter(|ring| ring.read(0, &mut [0]).is_ok());
+        self.guest.set_node(ring.and_then(|ring| ring.node()));
     }
 
     /// Returns whether the driver has started the device, and nobody has reset it since.
@@ -126,6 +141,7 @@ impl Backend for GuestBackend {
             let ring = SplitQueue::new(memory, layout, base);
             let ring = ring.map_err(|error| format!("queue {index}: {error}"))?;
             self.watch(index, kick)?;
+            self.locate(memory, index, &layout);
             ready.push((index, ring, signal));
         }
         if !std::mem::replace(&mut self.started, true) {
@@ -156,6 +172,9 @@ impl Backend for GuestBackend {
 
     fn set_memory(&mut self, memory: &GuestMemory) {
         self.device.begin_memory(memory);
+        if let Some(layout) = self.first {
+            self.locate(memory, 0, &layout);
+        }
     }
 
     fn freeze(&mut self) {
@@ -179,6 +198,7 @@ impl Backend for GuestBackend {
     fn reset(&mut self) {
         self.forget_kicks();
         self.device.begin_reset();
+        self.first = None;
         if std::mem::take(&mut self.started) {
             tracing::info!("the device is reset");
             self.guest.link.tell(Event::Reset);

@@ -98,6 +98,9 @@ fn resume(
         backend.freeze();
         guest.device.settle();
     }
+    for queue in server.queues() {
+        backend.locate(server.memory(), queue.index, &queue.layout);
+    }
     Ok((server, backend))
 }
 

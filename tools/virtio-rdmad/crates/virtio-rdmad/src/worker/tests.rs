@@ -44,7 +44,7 @@ impl Bench {
     fn with_workers(test: &str, count: u32, workers: usize) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let workers: Arc<[Mailbox]> = (0..workers).map(|_| Mailbox::new().unwrap()).collect();
+        let workers: Arc<[Mailbox]> = (0..workers).map(|_| Mailbox::new(None).unwrap()).collect();
         let events = Arc::new(Events::new().unwrap());
         let all =
             Arc::new(Guests::new(HashMap::new(), HashMap::new(), workers.clone(), events).unwrap());
