@@ -8,7 +8,10 @@
  *
  * COUNT connections in all, AT_A_TIME of which exist at the same time; the
  * client has at most IN_FLIGHT that are being made. A message is the number of
- * its connection, and the server wants each number once.
+ * its connection, and the server wants each number once. Both programs sleep
+ * while they wait. The last thing that the client prints is how many connections
+ * a second there were after the first AT_A_TIME, from the creation of an ID to
+ * its end.
  */
 #include <arpa/inet.h>
 #include <poll.h>
@@ -18,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -343,13 +347,22 @@ static void disconnect_all(struct client *client, unsigned int n)
 		destroy(&connections[place]);
 }
 
+static double now(void)
+{
+	struct timespec time;
+
+	check(clock_gettime(CLOCK_MONOTONIC, &time), "clock_gettime");
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
 static int run_client(const char *address, unsigned int count, unsigned int at_a_time,
 		      unsigned int in_flight)
 {
 	struct client client = {
 		.address = { .sin_family = AF_INET, .sin_port = htons(PORT) },
 	};
-	unsigned int done, n;
+	unsigned int done, n, first = 0;
+	double begin = 0;
 
 	if (inet_pton(AF_INET, address, &client.address.sin_addr) != 1)
 		fail("%s is no IPv4 address", address);
@@ -362,7 +375,13 @@ static int run_client(const char *address, unsigned int count, unsigned int at_a
 		disconnect_all(&client, n);
 		printf("%u connections made and ended\n", done + n);
 		fflush(stdout);
+		if (!done) {
+			first = n;
+			begin = now();
+		}
 	}
+	if (count > first)
+		printf("connections a second: %.1f\n", (count - first) / (now() - begin));
 	side_close(&client.side);
 	return 0;
 }

@@ -168,17 +168,16 @@ class Phase:
     def by_address(self, paths):
         """Measures what goes by address, several times in a row.
 
-        Runs of cmtime over any device take 50 ms or 600 for 50 connections. It spins in both guests, so that
-        their CPUs share the processors. Those that wait for the spinlocks of the kernel's MAD layer (timeout_sends()
-        and ib_modify_mad() of drivers/infiniband/core/mad.c) spin for a scheduler's slice each time that the lock is
-        handed to a CPU that has no processor.
+        One run of connections takes three times as long as another over any device where the guests have more CPUs than
+        the machine has processors: a CPU that wakes another one holds a lock that the other one wants, and loses its
+        processor to it.
         """
         for point in self.points:
             rounds = TIMES[point.kind][self.options.quick] if point.kind in plan.BY_ADDRESS else 0
             for path in paths if rounds else ():
                 if not self.wanted(path, point):
                     continue
-                self.step(f"{self.vmm}: {point.tool}, {path.path}")
+                self.step(f"{self.vmm}: {point.tool}" + (f" x{point.qps}" if point.qps > 1 else "") + f", {path.path}")
                 for number in range(rounds):
                     self.measure(path, point, number)
                     if point.limit and path is self.paths[0]:
@@ -407,6 +406,7 @@ def stage():
     directory = os.path.join(OUT, "guest")
     shutil.copytree(GUEST_DIR, directory, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(os.path.join(BUILD, "cargo-bench", "release", "limits"), directory)
+    shutil.copy(os.path.join(BUILD, "connections"), directory)
 
 
 def finish(found, options):

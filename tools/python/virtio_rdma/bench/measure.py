@@ -44,6 +44,8 @@ CPU_COUNTS = (8, 520)
 # The taps between which limits sends datagrams.
 TAPS = ("ping1", "ping2")
 ATTRIBUTES = ("max_qp", "max_cqe", "max_qp_wr")
+# How many connections a run makes, with the first ones, which are not counted.
+CONNECTIONS = 72
 # How long NVMe over Fabrics is measured, after a second that is not counted.
 NVME_SECONDS = 2
 # Entries of the CQ of QP 1: IB_MAD_QP_SEND_SIZE and IB_MAD_QP_RECV_SIZE (drivers/infiniband/core/mad_priv.h).
@@ -95,7 +97,7 @@ class Pair:
                           f"the device has {self.limits['max_cqe']}")
         if point.kind == "nvme":
             return nvme_reads(self.server, self.client, self.hang_seconds, "rdma")
-        return self.connections()
+        return self.connections(point)
 
     def lost(self):
         """Returns why nothing can be measured here any more, or ""."""
@@ -248,23 +250,23 @@ class Pair:
 
     # ---- others
 
-    def connections(self, count=50):
-        """Returns the connections a second of the RDMA connection manager: id, address, route, QP, connect."""
-        # On one processor: the threads of cmtime that wait spin, and user-mode Linux lets one thread of a process out
-        # of its kernel at a time (mm_context's turnstile). On two processors the spinning thread kept the other out
-        # for seconds.
-        argv = ["taskset", "-c", "0", "cmtime", "-c", str(count)]
-        server = self.server.start(["timeout", str(self.hang_seconds), *argv])
-        # The server listens on the CM, which has no table to look at: a client that was too early comes again.
-        loop = " ".join(["for i in 1 2 3 4 5; do timeout", str(self.hang_seconds), *argv, "-s", self.server.address,
-                         "&& exit; sleep 0.3; done; exit 1"])
-        status, text = self.client.run(loop, timeout=2 * self.hang_seconds)
-        if status:
+    def connections(self, point):
+        """Returns the connections a second of the RDMA connection manager, from ID to ID, that programs make which
+        sleep while they wait: one after the other, or some at a time."""
+        program = ["timeout", str(self.hang_seconds), "/mnt/connections"]
+        counts = [str(CONNECTIONS), str(point.qps)]
+        # The RDMA core may miss that the kernel has found a neighbour, and waits for as long as it may then (20 s).
+        self.client.check(["ping", "-c", "1", "-w", "5", self.server.address], timeout=self.hang_seconds)
+        server = self.server.start([*program, "server", *counts])
+        try:
+            # A client that is there before the server waits for it.
+            return last_number(self.client, self.hang_seconds, [
+                *program, "client", self.server.address, *counts, str(point.qps)])
+        except (Refused, Failure):
             server.kill(signal.SIGKILL)
-        server.wait(2 * self.hang_seconds)
-        if status:
-            raise Refused(f"client: {reason(status)}{last_line(text)}")
-        return cmtime_rate(text)
+            raise
+        finally:
+            server.wait(2 * self.hang_seconds)
 
 
 class RxeBetweenHosts(Pair):
@@ -420,14 +422,6 @@ def complaint(text):
     """Returns what a tool that failed said of it, which stands before what it had not written out until then."""
     lines = [line for line in text.split("\n") if COMPLAINT.search(line)]
     return last_line(lines[-1] if lines else text)
-
-
-def cmtime_rate(text):
-    """Returns connections a second from cmtime's table of steps: the first is the whole, in us a connection."""
-    match = re.search(r"^full connect\s+(\d+)", text, re.M)
-    if not match or not int(match[1]):
-        raise Refused("no result: " + last_line(text))
-    return 1e6 / int(match[1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,8 @@ GOAL_SIZES = {"bw": (65536, 1 << 20), "lat": (2,), "rate": (64,)}
 RATE_SIZE = 64
 RATE_QPS = (1, 16, 64, 1000)
 ATOMIC_SIZE = 8
+# How many connections of the RDMA connection manager there are at a time.
+CONNECTIONS_AT_A_TIME = (1, 8)
 REGISTRATIONS = (4096, 1 << 20, 64 << 20)
 # The size of an MR whose pages are huge.
 HUGE_REGISTRATION = 64 << 20
@@ -221,7 +223,9 @@ def objects():
     # User-mode Linux has no huge pages.
     yield Point("reg_mr_huge", HUGE_REGISTRATION, PER_SECOND, 0, kind="objects", goal=True, vmms=("qemu",))
     yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", goal=True, quick=VMMS)
-    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", goal=True, quick=VMMS)
+    for at_a_time in CONNECTIONS_AT_A_TIME:
+        yield Point("rdma_connect", 0, PER_SECOND, at_a_time, kind="cm", goal=True,
+                    quick=VMMS if at_a_time == 1 else ())
     yield Point("nvme_read", 4096, PER_SECOND, 0, kind="nvme", goal=True, tcp="nvme_read", limit="own_disk",
                 vmms=("uml",))
     yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=VMMS)

@@ -227,8 +227,9 @@ class Report:
         """Yields what making objects is to be beside rxe."""
         for vmm in plan.VMMS:
             for tool, size, qps in (*(("reg_mr", size, 0) for size in plan.REGISTRATIONS), ("qp_to_rts", 0, 1),
-                                    ("rdma_connect", 0, 1)):
-                yield self.over(f"{vmm}: {tool} {size_text(size)}".rstrip() + ": times rxe", 1.5,
+                                    *(("rdma_connect", 0, at_a_time) for at_a_time in plan.CONNECTIONS_AT_A_TIME)):
+                name = f"{vmm}: {tool} {size_text(size)}".rstrip() + (f" x{qps}" if qps > 1 else "")
+                yield self.over(f"{name}: times rxe", 1.5,
                                 self.at(tool, size, qps, vmm=vmm), self.at(tool, size, qps, "rxe", vmm))
 
             if vmm == "qemu":

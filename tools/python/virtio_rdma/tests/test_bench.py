@@ -5,6 +5,7 @@ import json
 import os
 import types
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -121,9 +122,22 @@ class TestPerftest:
         assert one.iterations(point("ib_write_bw_loss", 65536, vmm=plan.CABLE), 0.3) == 30
 
     def test_connections(self):
-        assert measure.cmtime_rate("step  avg/iter\nfull connect   20000  400000\nfull connect 1 1\n") == 50
-        with pytest.raises(measure.Refused):
-            measure.cmtime_rate("rdma_connect: Invalid argument\n")
+        made = "8 connections made and ended\n16 connections made and ended\n"
+        for status, text in ((0, made + "connections a second: 123.4\n"), (1, "rdma_connect: Invalid argument\n")):
+            one = pair([], max_cqe=measure.MAD_CQE)
+            one.server, one.client = server, client = mock.Mock(address="192.0.2.1"), mock.Mock()
+            client.run.return_value = status, text
+            job = server.start.return_value
+            if status:
+                with pytest.raises(measure.Refused, match="Invalid argument"):
+                    one.measure(point("rdma_connect", 0, 8), 1)
+            else:
+                assert one.measure(point("rdma_connect", 0, 8), 1) == 123.4
+            # A server that waits for connections that nobody makes is ended.
+            assert (job.kill.call_count, job.wait.call_count) == (status, 1)
+            count = str(measure.CONNECTIONS)
+            assert server.start.call_args[0][0][-3:] == ["server", count, "8"]
+            assert client.run.call_args[0][0][-5:] == ["client", "192.0.2.1", count, "8", "8"]
 
 
 class TestProcessorTime:
