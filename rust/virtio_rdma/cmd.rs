@@ -29,6 +29,7 @@ use crate::{
 };
 use core::{
     mem,
+    ops::RangeInclusive,
     time::Duration, //
 };
 use kernel::{
@@ -202,13 +203,37 @@ fn timeout() -> Duration {
     Duration::from_secs(seconds.max(1).into())
 }
 
-/// The time that a caller looks for its reply before it sleeps. A device that is awake replies
-/// within microseconds, and a device that was asleep mostly within this time; to fall asleep and be
-/// woken by an interrupt takes as long if the processors of the host have other work too.
-const POLL: Delta = Delta::from_micros(200);
+/// The shortest and the longest time that a caller looks for its reply before it sleeps, in nanoseconds. Within the
+/// longest, a device that was asleep mostly replies. To fall asleep and be woken by an interrupt takes as long if the
+/// processors of the host have other work too.
+const POLL: RangeInclusive<u32> = 40_000..=200_000;
+
+/// Between these, a caller looks for so many times as long as replies took of late that were found by looking. A reply
+/// that takes longer waits for a processor, perhaps for the one on which the caller looks.
+const POLL_TIMES: u32 = 4;
+
+/// The weight of the newest reply in the time that replies took of late is 1 in this many.
+const REPLY_WEIGHT: u32 = 8;
+
+/// A caller that looked in vain adds 1 in this many to that time.
+const VAIN_WEIGHT: u32 = 32;
 
 /// After so many callers in a row that looked in vain, only one of so many callers looks.
 const PATIENCE: u32 = 16;
+
+/// Returns the time for which the next caller looks for its reply, in nanoseconds, after one looked for `look_time`.
+/// Its reply `took` so long, or was not found.
+fn next_look_time(look_time: u32, took: Option<Delta>) -> u32 {
+    let next = match took {
+        Some(took) => {
+            let took = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX);
+            let wanted = took.saturating_mul(POLL_TIMES);
+            look_time - look_time / REPLY_WEIGHT + wanted.min(*POLL.end()) / REPLY_WEIGHT
+        }
+        None => look_time + look_time / VAIN_WEIGHT,
+    };
+    next.clamp(*POLL.start(), *POLL.end())
+}
 
 /// The interval at which a waiting caller looks whether the queue is broken or the device was reset: a transport
 /// that vanishes breaks the queue and gives no notice, and nobody tells the driver that somebody else has reset the
@@ -296,6 +321,8 @@ pub(crate) struct ControlQueue {
     broken: Atomic<bool>,
     /// Callers that looked for their replies in vain, since the last one whose reply came meanwhile.
     vain: Atomic<u32>,
+    /// The time that a caller looks for its reply, in nanoseconds.
+    look_time: Atomic<u32>,
     /// Wakes the caller of each slot.
     replies: KVec<Pin<KBox<Completion>>>,
     #[pin]
@@ -352,6 +379,7 @@ impl ControlQueue {
             dev,
             broken: Atomic::new(false),
             vain: Atomic::new(0),
+            look_time: Atomic::new(*POLL.end()),
             replies,
             inner <- new_irq_spinlock!(inner, "virtio_rdma::ControlQueue"),
             free <- new_mutex!(free),
@@ -515,9 +543,18 @@ impl ControlQueue {
         let mut is_there = false;
 
         if vain < PATIENCE || vain % PATIENCE == 0 {
-            while !is_there && !needs_processor() && start.elapsed() < POLL {
+            let look_time = self.look_time.load(Relaxed);
+            let limit = Delta::from_nanos(look_time.into());
+            while !is_there && !needs_processor() && start.elapsed() < limit {
                 cpu_relax();
                 is_there = self.look(slot, stats);
+            }
+            let looked = start.elapsed();
+            // One that was sent away has learned nothing of replies.
+            if is_there || looked >= limit {
+                let took = is_there.then_some(looked);
+                self.look_time
+                    .store(next_look_time(look_time, took), Relaxed);
             }
         }
         let vain = if is_there { 0 } else { vain.wrapping_add(1) };
@@ -822,6 +859,24 @@ mod tests {
         let defined = (0..=u8::MAX).filter(|code| status(*code).is_some()).count();
         assert!(status(defined as u8 - 1).is_some());
         assert!(status(defined as u8).is_none());
+    }
+
+    #[test]
+    fn callers_look_as_long_as_replies_take() {
+        let after = |mut look_time, took: Option<i64>, times| {
+            for _ in 0..times {
+                look_time = next_look_time(look_time, took.map(Delta::from_micros));
+            }
+            look_time
+        };
+        // Replies of 15 us, then of 30 us, and callers that look in vain.
+        let short = after(*POLL.end(), Some(15), 100);
+        assert!((59_000..=61_000).contains(&short));
+        assert!((118_000..=122_000).contains(&after(short, Some(30), 100)));
+        assert_eq!(after(short, None, 100), *POLL.end());
+        // There are bounds.
+        assert_eq!(after(short, Some(0), 100), *POLL.start());
+        assert_eq!(after(short, Some(i64::MAX / 1000), 100), *POLL.end());
     }
 
     #[test]
