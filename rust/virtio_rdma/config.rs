@@ -36,6 +36,7 @@ pub(crate) const FEATURES: &[c_uint] = &[
     bindings::VIRTIO_RDMA_F_VLAN,
     bindings::VIRTIO_RDMA_F_CQ_MODERATION,
     bindings::VIRTIO_RDMA_F_PAGE_SIZES,
+    bindings::VIRTIO_RDMA_F_RESET_TO_RTR,
 ];
 
 /// The most SGEs of a work request that the driver lays out buffers for.
@@ -177,6 +178,8 @@ pub(crate) struct Config {
     pub(crate) vlan: bool,
     /// Whether completion events can be held back.
     pub(crate) cq_moderation: bool,
+    /// Whether a QP goes from RESET to RTR by one command.
+    pub(crate) reset_to_rtr: bool,
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
@@ -282,6 +285,7 @@ impl Config {
             has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
             vlan: dev.has_feature(bindings::VIRTIO_RDMA_F_VLAN),
             cq_moderation: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
+            reset_to_rtr: dev.has_feature(bindings::VIRTIO_RDMA_F_RESET_TO_RTR),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;

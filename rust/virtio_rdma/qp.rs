@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod create;
+mod progress;
 
 use crate::{
     ah, bindings,
@@ -59,6 +60,10 @@ use kernel::{
         Mutex, //
     },
 };
+use progress::{
+    Change,
+    Progress, //
+};
 
 /// A queue pair.
 #[pin_data]
@@ -75,9 +80,9 @@ pub(crate) struct Qp {
     /// programs, the flag means something else.
     tells_vlan: bool,
     cap: bindings::ib_qp_cap,
-    /// The state that MODIFY_QP left the QP in.
+    /// What MODIFY_QP left the QP in.
     #[pin]
-    state: Mutex<QpState>,
+    progress: Mutex<Progress>,
     #[pin]
     sq: IrqSpinLock<WorkQueue>,
     #[pin]
@@ -548,11 +553,11 @@ impl Qp {
     }
 
     /// Sends MODIFY_QP.
-    fn modify_device(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
+    fn modify_device(&self, change: &Change) -> Result {
         let request = bindings::virtio_rdma_cmd_modify_qp {
             qpn: self.qpn.to_le(),
-            attr_mask: mask.to_le(),
-            attr: to_wire(&self.hca, attr, mask)?,
+            attr_mask: change.mask.to_le(),
+            attr: change.attr,
         };
         match self.hca.execute::<cmd::ModifyQp>(&request) {
             // Consumers move a QP to RESET or ERR to stop it, and a QP of a device that has failed
@@ -563,6 +568,15 @@ impl Qp {
             }
             result => result.map(|_| ()),
         }
+    }
+
+    /// Sends the device the change to INIT that was kept, if there is one.
+    fn send_init(&self, progress: &mut Progress, init: Option<Change>) -> Result {
+        if let Some(init) = init {
+            self.modify_device(&init)?;
+            progress.sent();
+        }
+        Ok(())
     }
 }
 
@@ -676,7 +690,7 @@ impl ib::QueuePair<Hca> for Qp {
             srqn,
             tells_vlan,
             cap,
-            state <- new_mutex!(QpState::Reset),
+            progress <- new_mutex!(Progress::new()),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
             region,
@@ -686,7 +700,7 @@ impl ib::QueuePair<Hca> for Qp {
     }
 
     fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
-        let mut state = self.state.lock();
+        let mut progress = self.progress.lock();
         if mask & ALTERNATE_PATH != 0 {
             let error = crate::errno::unsupported();
             return Err(refuse(error, c"an alternate path of a QP", mask.into(), 0));
@@ -694,7 +708,7 @@ impl ib::QueuePair<Hca> for Qp {
         let current = if mask & bindings::VIRTIO_RDMA_QP_CUR_STATE != 0 {
             QpState::try_from(attr.cur_qp_state)?
         } else {
-            *state
+            progress.state
         };
         let next = if mask & bindings::VIRTIO_RDMA_QP_STATE != 0 {
             QpState::try_from(attr.qp_state)?
@@ -707,19 +721,27 @@ impl ib::QueuePair<Hca> for Qp {
             return Err(refuse(EINVAL, reason, to, from));
         }
 
+        let attr = to_wire(&self.hca, attr, mask)?;
+        let change = Change { attr, mask };
+        let may_keep = self.hca.config().reset_to_rtr;
         let reset = next == QpState::Reset;
-        if reset {
-            // The queues must not change while the device empties them.
-            self.accept(next);
-        }
-        if let Err(error) = self.modify_device(attr, mask) {
-            self.accept(*state);
-            return Err(error);
+        if !may_keep || !progress.keep(self.qp_type, next, &change) {
+            let due = progress.due_before(next, &change);
+            self.send_init(&mut progress, due)?;
+            if reset {
+                // The queues must not change while the device empties them.
+                self.accept(next);
+            }
+            if let Err(error) = self.modify_device(&progress.join(next, change)) {
+                self.accept(progress.state);
+                return Err(error);
+            }
+            progress.sent();
         }
         if reset {
             self.forget();
         }
-        *state = next;
+        progress.state = next;
         *self.reported.lock() = 0;
         self.accept(next);
         if next == QpState::Err && self.hca.is_broken() {
@@ -730,6 +752,9 @@ impl ib::QueuePair<Hca> for Qp {
     }
 
     fn query(&self, attr: &mut bindings::ib_qp_attr) -> Result {
+        let mut progress = self.progress.lock();
+        let kept = progress.kept();
+        self.send_init(&mut progress, kept)?;
         let request = bindings::virtio_rdma_cmd_query_qp {
             qpn: self.qpn.to_le(),
             attr_mask: u32::MAX,
@@ -747,7 +772,7 @@ impl ib::QueuePair<Hca> for Qp {
     }
 
     fn destroy(&self) -> Result {
-        let mut state = self.state.lock();
+        let mut progress = self.progress.lock();
         self.accept(QpState::Reset);
         let (sq, rq) = queues(&self.hca, self.qpn);
         self.hca.leave(sq);
@@ -756,7 +781,7 @@ impl ib::QueuePair<Hca> for Qp {
             qpn: self.qpn.to_le(),
         };
         self.hca.execute_destroy::<cmd::DestroyQp>(&request);
-        *state = QpState::Reset;
+        *progress = Progress::new();
         self.hca.cancel_doorbell(self.qpn);
         self.close();
         self.forget();
@@ -846,7 +871,7 @@ impl ib::QueuePair<Hca> for Qp {
     }
 
     fn details(&self, details: &mut ib::Details<'_>) -> Result {
-        let state = *self.state.lock();
+        let state = self.progress.lock().state;
         details.put(c"state", state.into())?;
         if let Some(cqn) = self.send_cqn {
             details.put(c"send_cqn", cqn)?;

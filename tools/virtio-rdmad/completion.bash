@@ -44,7 +44,7 @@ _virtio_rdmad() {
 		return
 		;;
 	--withhold)
-		mapfile -t COMPREPLY < <(compgen -W 'page-sizes' -- "$cur")
+		mapfile -t COMPREPLY < <(compgen -W 'page-sizes reset-to-rtr' -- "$cur")
 		return
 		;;
 	--log)

@@ -78,6 +78,8 @@
 #define VIRTIO_RDMA_F_CQ_MODERATION	14
 /* Page tables of MRs may list larger pages: virtio_rdma_cmd_reg_user_mr.page_shift */
 #define VIRTIO_RDMA_F_PAGE_SIZES	15
+/* MODIFY_QP leads from RESET to RTR at once. */
+#define VIRTIO_RDMA_F_RESET_TO_RTR	16
 
 /* ---- Configuration space ----------------------------------------------- */
 

@@ -5,7 +5,9 @@ transition takes what it must and what it may, and nothing else; each pair of
 states without a transition is refused, and a refused MODIFY changes nothing."""
 
 import errno
+import time
 
+import abi
 import ktap
 from rc import ALL_ACCESS, PORT, Endpoint, PyverbsError, QPAttr, e, fails_with, open_device
 
@@ -21,6 +23,7 @@ ALL = (NOTIFY, ACCESS, PKEY, PORTNUM, QKEY, AV, MTU, TIMEOUT, RETRY, RNR_RETRY, 
 RESET, INIT, RTR, RTS = e.IBV_QPS_RESET, e.IBV_QPS_INIT, e.IBV_QPS_RTR, e.IBV_QPS_RTS
 SQD, ERR = e.IBV_QPS_SQD, e.IBV_QPS_ERR
 STATES = (RESET, INIT, RTR, RTS, SQD, ERR)
+FLUSH = abi.ACCESS_FLUSH_GLOBAL | abi.ACCESS_FLUSH_PERSISTENT
 RC, UC, UD = e.IBV_QPT_RC, e.IBV_QPT_UC, e.IBV_QPT_UD
 
 # (from, to): for each type the attributes that must be set, and those that may be set.
@@ -141,4 +144,40 @@ def wrong_current_state(_rng):
     end.close()
 
 
-ktap.run([rc, uc, ud, wrong_current_state])
+def commands():
+    """Returns how many commands the driver has sent."""
+    # The RDMA core keeps the values of counters for 10 ms, from one read to the next.
+    time.sleep(0.02)
+    with open(f"/sys/class/infiniband/{DEVICE.name}/ports/{PORT}/hw_counters/commands", encoding="ascii") as file:
+        return int(file.read())
+
+
+def init_goes_with_rtr(_rng):
+    """With VIRTIO_RDMA_F_RESET_TO_RTR, INIT takes no command, with the rights that the connection manager asks for and
+    once more without the state, until RTR takes both, or something else needs it. Without, each change takes one."""
+    DEVICE.skip_on_rxe("rxe has no commands")
+    has_feature = DEVICE.has_feature(abi.F_RESET_TO_RTR)
+    end = Endpoint(DEVICE, depth=4)
+    attr = values(end)
+    before = commands()
+
+    def change(state, mask, sent, sent_without):
+        attr.qp_state = state
+        end.qp.modify(attr, mask)
+        expected = sent if has_feature else sent_without
+        ktap.equal(commands() - before, expected, f"commands up to state {state} with {mask:#x}")
+
+    attr.qp_access_flags = FLUSH
+    change(INIT, STATE | PKEY | PORTNUM | ACCESS, 0, 1)
+    attr.qp_access_flags = ALL_ACCESS | FLUSH
+    change(ERR, ACCESS, 0, 2)
+    must, _ = TABLE[INIT, RTR][RC]
+    change(RTR, STATE | must, 1, 3)
+    change(RESET, STATE, 2, 4)
+    change(INIT, STATE | PKEY | PORTNUM | ACCESS, 2, 5)
+    ktap.equal(end.state(), INIT, "state")
+    change(ERR, STATE, 5, 7)
+    end.close()
+
+
+ktap.run([rc, uc, ud, wrong_current_state, init_goes_with_rtr])

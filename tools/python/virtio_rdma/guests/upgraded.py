@@ -19,7 +19,7 @@ class Upgraded(Supervised):
     """Guests whose device's process is one of several programs."""
 
     # The program, and options of it: an earlier one can take over the guests of this one.
-    command = [os.path.join(BUILD, "virtio-rdmad"), "--withhold", "page-sizes"]
+    command = [os.path.join(BUILD, "virtio-rdmad"), "--withhold", "page-sizes", "--withhold", "reset-to-rtr"]
 
     def device_command(self):
         program = os.path.join(self.dir, "program")

@@ -819,6 +819,23 @@ impl<T: Transport> Driver<T> {
         self.modify(qpn, command::attr_mask(connection(rc), VIRTIO_RDMA_QPS_RTR), attr)
     }
 
+    /// Takes a reliable connection's QP from RESET to RTR at once.
+    pub fn make_rtr_at_once(
+        &mut self,
+        qpn: u32,
+        access: u32,
+        dgid: Gid,
+        dest: u32,
+    ) -> Result<(), u32> {
+        let mut attr = command::attributes(VIRTIO_RDMA_QPS_RTR, dgid, dest);
+        (attr.path_mtu, attr.rq_psn) = (self.path_mtu, self.rq_psn);
+        (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (4, 12);
+        attr.qp_access_flags = access;
+        let [init, rtr] = [VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR]
+            .map(|state| command::attr_mask(VIRTIO_RDMA_QPT_RC, state));
+        self.modify(qpn, init | rtr, attr)
+    }
+
     /// Takes a connection's QP from RTR to RTS.
     pub fn make_rts(&mut self, qpn: u32, rc: bool) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();

@@ -242,9 +242,10 @@ fn a_feature_is_withheld() {
         let mut socket = connect(&daemon.path("a"));
         u64::from_ne_bytes(vhost_user(&mut socket, 1, &[]).try_into().unwrap())
     };
-    let [all, rest] = [("offered", &[][..]), ("withheld", &["--withhold", "page-sizes"][..])]
+    let withheld = ["--withhold", "page-sizes", "--withhold", "reset-to-rtr"];
+    let [all, rest] = [("offered", &[][..]), ("withheld", &withheld[..])]
         .map(|(test, options)| offered(&Daemon::start_with(test, options, &["name=a,vhost-user"])));
-    assert_eq!(all & !rest, 1 << 15, "VIRTIO_RDMA_F_PAGE_SIZES");
+    assert_eq!(all & !rest, 3 << 15, "VIRTIO_RDMA_F_PAGE_SIZES and VIRTIO_RDMA_F_RESET_TO_RTR");
     assert_eq!(rest & !all, 0);
 }
 

@@ -8,7 +8,8 @@ use abi::{
     VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_CQ_MODERATION,
     VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW,
     VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_VLAN, VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_F_RESET_TO_RTR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_VLAN,
+    VIRTIO_RDMA_F_XRC,
 };
 
 /// The agreed bits. They change only while the device is not started; any thread may ask.
@@ -68,6 +69,11 @@ impl Features {
     /// Returns whether there is ATOMIC WRITE.
     pub fn has_atomic_write(&self) -> bool {
         self.has_rings() && self.has(VIRTIO_RDMA_F_ATOMIC_WRITE)
+    }
+
+    /// Returns whether QPs go from RESET to RTR at once.
+    pub fn has_reset_to_rtr(&self) -> bool {
+        self.has(VIRTIO_RDMA_F_RESET_TO_RTR)
     }
 
     /// Returns whether there is fast registration.

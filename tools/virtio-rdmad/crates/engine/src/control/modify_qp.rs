@@ -20,8 +20,10 @@ use super::status::Status;
 use crate::base::address::Address;
 use crate::base::sync::lock;
 use crate::memory::access::KNOWN_ACCESS;
+use crate::qp::config::QpConfig;
 use crate::qp::halves::{Partner, Requester};
 use crate::qp::state::{check, QpState, Refused};
+use crate::transport::failure::{fail_responder, fatal};
 use crate::transport::hca::{Hca, Responder};
 use crate::transport::{requester, srq};
 
@@ -67,7 +69,8 @@ pub(super) fn modify(
         0 => from,
         _ => QpState::from_abi(attr.qp_state).ok_or(Status::Invalid)?,
     };
-    check(from, to, config.wq.kind, mask).map_err(|why| match why {
+    let at_once = hca.features.has_reset_to_rtr();
+    check(from, to, config.wq.kind, mask, at_once).map_err(|why| match why {
         Refused::Transition => Status::State,
         Refused::Attributes => Status::Invalid,
     })?;
@@ -91,6 +94,10 @@ pub(super) fn modify(
     requester.attr = change.attr;
     requester.source = change.source;
     qp.set_state(&mut responder, to);
+    if from == QpState::Reset && to != from && has_lost_queues(hca, &mut requester, config) {
+        fail_responder(hca, slot, &mut responder, fatal(slot));
+        return Ok(());
+    }
     match to {
         QpState::Reset => {
             hca.set_timer(slot, None);
@@ -117,6 +124,12 @@ pub(super) fn modify(
         QpState::Init => {}
     }
     Ok(())
+}
+
+/// Returns whether the rings of a QP were lost, or a CQ of it failed. A QP in RESET does not fail with them.
+fn has_lost_queues(hca: &Hca, requester: &mut Requester, config: QpConfig) -> bool {
+    let rings_lost = requester.queue.ring().is_some_and(|ring| ring.is_lost());
+    rings_lost || config.own_cqs().any(|cq| lock(hca.cqs.take(cq)).is_in_error())
 }
 
 /// Makes the peer of a QP that became ready to receive try again, because the peer may have waited for that.

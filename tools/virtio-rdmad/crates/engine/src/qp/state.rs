@@ -125,9 +125,26 @@ pub(crate) enum Refused {
     Attributes,
 }
 
-/// Checks a transition and the mask of attributes that comes with it.
-pub(crate) fn check(from: QpState, to: QpState, kind: QpType, mask: u32) -> Result<(), Refused> {
-    let (required, allowed) = attributes(from, to, kind).ok_or(Refused::Transition)?;
+/// Does what [`attributes`] does for the way from RESET over INIT to RTR in one transition.
+fn attributes_to_rtr(kind: QpType) -> Option<(u32, u32)> {
+    let (basic, _) = attributes(QpState::Reset, QpState::Init, kind)?;
+    let (required, allowed) = attributes(QpState::Init, QpState::Rtr, kind)?;
+    Some((basic | required, allowed))
+}
+
+/// Checks a transition and the mask of attributes that comes with it. `at_once`: a QP goes from RESET to RTR at once.
+pub(crate) fn check(
+    from: QpState,
+    to: QpState,
+    kind: QpType,
+    mask: u32,
+    at_once: bool,
+) -> Result<(), Refused> {
+    let found = match (from, to) {
+        (QpState::Reset, QpState::Rtr) if at_once => attributes_to_rtr(kind),
+        _ => attributes(from, to, kind),
+    };
+    let (required, allowed) = found.ok_or(Refused::Transition)?;
     let current_ok = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     if mask & CUR != 0 && !current_ok {
         return Err(Refused::Transition);
@@ -143,6 +160,26 @@ mod tests {
     use super::*;
 
     const RTR: u32 = AV | MTU | DEST | RQ_PSN | DEST_RD | RNR_TIMER;
+
+    fn check(from: QpState, to: QpState, kind: QpType, mask: u32) -> Result<(), Refused> {
+        super::check(from, to, kind, mask, false)
+    }
+
+    #[test]
+    fn reset_to_rtr_needs_what_both_steps_need() {
+        use QpState::{Reset, Rtr};
+        let check = |kind, mask| super::check(Reset, Rtr, kind, STATE | mask, true);
+        let basic = PKEY | PORT | ACCESS;
+        assert_eq!(check(QpType::Rc, basic | RTR), Ok(()));
+        assert_eq!(check(QpType::Rc, RTR), Err(Refused::Attributes));
+        assert_eq!(check(QpType::Rc, basic), Err(Refused::Attributes));
+        assert_eq!(check(QpType::Rc, basic | RTR | QKEY), Err(Refused::Attributes));
+        assert_eq!(check(QpType::Uc, basic | AV | MTU | DEST | RQ_PSN), Ok(()));
+        assert_eq!(check(QpType::Ud, PKEY | PORT | QKEY), Ok(()));
+        assert_eq!(check(QpType::Gsi, PKEY | QKEY), Ok(()));
+        let without = super::check(Reset, Rtr, QpType::Rc, STATE | basic | RTR, false);
+        assert_eq!(without, Err(Refused::Transition));
+    }
 
     #[test]
     fn the_usual_way_of_a_connection() {

@@ -208,6 +208,11 @@ impl Cq {
         self.live
     }
 
+    /// Returns whether the CQ is in error.
+    pub fn is_in_error(&self) -> bool {
+        self.error
+    }
+
     /// Puts the CQ into error, and all that use it behind it.
     fn fail(&mut self) {
         self.error = true;

@@ -232,9 +232,14 @@ impl WqRing {
         Self { pages: Some(pages), shape, kind, next: 0, limit: 0, broken: false }
     }
 
+    /// Returns whether the ring is not in memory.
+    pub fn is_lost(&self) -> bool {
+        self.pages.is_none()
+    }
+
     /// Follows a change of the memory map; whether the ring is back in memory by that.
     pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) -> bool {
-        let was_lost = self.pages.is_none();
+        let was_lost = self.is_lost();
         self.pages = pages;
         was_lost && self.pages.is_some()
     }

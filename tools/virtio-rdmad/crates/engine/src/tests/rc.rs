@@ -243,6 +243,40 @@ pub fn a_peer_that_becomes_ready_is_found() {
     assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_COMM_EST, b.qpn)));
 }
 
+/// A QP that goes from RESET to RTR at once has what both steps set, and takes what was posted before. The device
+/// leaves that alone until then.
+#[test]
+pub fn reset_leads_to_rtr_at_once() {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    assert!(pair.settle().is_some());
+    assert!(pair.poll_b().is_none());
+    pair.b.make_rtr_at_once(b.qpn, ALL, pair.a.gid, a.qpn).unwrap();
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
+    let attr = pair.b.query(b.qpn);
+    assert_eq!((attr.qp_access_flags, attr.port_num), (ALL, 1));
+    pair.b.make_rts(b.qpn, true).unwrap();
+    // The way over INIT is there as well, and RTR is not reached from anywhere else.
+    let state = Err(VIRTIO_RDMA_STATUS_STATE);
+    assert_eq!(pair.b.make_rtr_at_once(b.qpn, ALL, pair.a.gid, a.qpn), state);
+    pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+    pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+
+    pair.b.device.reset();
+    let rings = u64::from(pair.b.rings) << VIRTIO_RDMA_F_RINGS;
+    let withheld = 1 << VIRTIO_RDMA_F_RESET_TO_RTR | 1 << VIRTIO_RDMA_F_RINGS;
+    let features = pair.b.device.features() & !withheld | rings;
+    pair.b.start_with(features);
+    let end = End::new(&mut pair.b, VIRTIO_RDMA_QPT_RC);
+    assert_eq!(pair.b.make_rtr_at_once(end.qpn, ALL, pair.a.gid, a.qpn), state);
+    pair.b.connect(end.qpn, pair.a.gid, a.qpn);
+}
+
 /// Posts a work request that must fail, another one behind it, and a receive at each end. Checks the CQEs
 /// of all four.
 fn fails(change: impl FnOnce(&mut Pair) -> Send, status: u32, peer: Option<(u32, u32)>) -> Pair {
@@ -590,6 +624,7 @@ pub fn a_cq_that_overflows_fails_its_qps() {
     let mut end = End::new(&mut guest, VIRTIO_RDMA_QPT_RC);
     end.cqn = guest.create_cq(2);
     let qpn = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
+    let idle = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
     let own = guest.gid;
     guest.connect(qpn, own, qpn);
     for wr_id in 1..=4 {
@@ -603,6 +638,18 @@ pub fn a_cq_that_overflows_fails_its_qps() {
     assert_eq!(brief(guest.poll(end.cqn)).unwrap().0, 2);
     assert!(guest.poll(end.cqn).is_none());
     assert_eq!(guest.device.counter(Counter::CqOverflows), 1);
+    // A QP that was in RESET fails as soon as it leaves that.
+    assert_eq!(guest.poll_event(), None);
+    for at_once in [false, true] {
+        if at_once {
+            guest.make_rtr_at_once(idle, ALL, own, idle).unwrap();
+        } else {
+            guest.make_init(idle, ALL);
+        }
+        assert_eq!(guest.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, idle)));
+        assert_eq!(u32::from(guest.query(idle).qp_state), VIRTIO_RDMA_QPS_ERR);
+        guest.set_state(idle, VIRTIO_RDMA_QPS_RESET).unwrap();
+    }
 }
 
 #[test]

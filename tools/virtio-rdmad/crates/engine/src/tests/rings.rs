@@ -39,6 +39,7 @@ again! {
         rnr_retries_end
         no_answer_ends_in_retry_exceeded
         a_peer_that_becomes_ready_is_found
+        reset_leads_to_rtr_at_once
         a_receive_that_is_too_small_fails_both_ends
         a_receive_with_a_bad_key_fails_both_ends
         a_bad_local_key_fails_the_requester_alone
@@ -646,8 +647,14 @@ fn hostile_rings_harm_their_own_qp_alone() {
                 if random.below(8) == 0 {
                     let states = [VIRTIO_RDMA_QPS_RESET, VIRTIO_RDMA_QPS_ERR];
                     let _ = pair.a.set_state(a.qpn, states[random.below(2) as usize]);
-                    if u32::from(pair.a.query(a.qpn).qp_state) == VIRTIO_RDMA_QPS_RESET {
-                        pair.a.connect(a.qpn, gid(2), b.qpn);
+                    let state = |pair: &mut Pair| u32::from(pair.a.query(a.qpn).qp_state);
+                    if state(&mut pair) == VIRTIO_RDMA_QPS_RESET {
+                        pair.a.make_init(a.qpn, ALL);
+                    }
+                    // It goes into ERR with INIT if its CQ has failed.
+                    if state(&mut pair) == VIRTIO_RDMA_QPS_INIT {
+                        pair.a.make_rtr(a.qpn, gid(2), b.qpn, true).unwrap();
+                        pair.a.make_rts(a.qpn, true).unwrap();
                     }
                 }
             }

@@ -180,12 +180,13 @@ pub struct Options {
     #[arg(long, value_name = "UID:GID")]
     pub user: Option<User>,
 
-    /// A feature that guests are not offered; the only one is page-sizes.
+    /// A feature that guests are not offered: page-sizes or reset-to-rtr. Give this option once for each.
     ///
     /// A version of virtio-rdmad that does not know a feature cannot take over a guest whose driver uses it. Without
     /// the feature it can. This concerns the VMMs that connect to this process.
     ///
-    /// page-sizes: the driver lists memory regions in pages larger than 4 KiB.
+    /// page-sizes: the driver lists memory regions in pages larger than 4 KiB. reset-to-rtr: the driver makes a queue
+    /// pair ready to receive by one command.
     #[arg(long, value_name = "FEATURE", value_enum, hide_possible_values = true)]
     pub withhold: Vec<Feature>,
 
@@ -465,6 +466,8 @@ pub struct MetricsOptions {
 pub enum Feature {
     /// `VIRTIO_RDMA_F_PAGE_SIZES`.
     PageSizes,
+    /// `VIRTIO_RDMA_F_RESET_TO_RTR`.
+    ResetToRtr,
 }
 
 impl Feature {
@@ -472,6 +475,7 @@ impl Feature {
     pub fn bit(self) -> u64 {
         match self {
             Self::PageSizes => 1 << abi::VIRTIO_RDMA_F_PAGE_SIZES,
+            Self::ResetToRtr => 1 << abi::VIRTIO_RDMA_F_RESET_TO_RTR,
         }
     }
 }
