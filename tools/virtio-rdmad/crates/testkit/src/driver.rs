@@ -808,6 +808,12 @@ impl<T: Transport> Driver<T> {
         dest: u32,
         rc: bool,
     ) -> Result<(), u32> {
+        let attr = self.of_rtr(sgid_index, dgid, dest, rc);
+        self.modify(qpn, command::attr_mask(connection(rc), VIRTIO_RDMA_QPS_RTR), attr)
+    }
+
+    /// Returns the attributes with which a connection's QP goes to RTR.
+    fn of_rtr(&self, sgid_index: u8, dgid: Gid, dest: u32, rc: bool) -> virtio_rdma_qp_attr {
         let mut attr = command::attributes(VIRTIO_RDMA_QPS_RTR, dgid, dest);
         (attr.path_mtu, attr.rq_psn) = (self.path_mtu, self.rq_psn);
         attr.ah_attr.grh.sgid_index = sgid_index;
@@ -816,7 +822,7 @@ impl<T: Transport> Driver<T> {
         if rc {
             (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (4, 12);
         }
-        self.modify(qpn, command::attr_mask(connection(rc), VIRTIO_RDMA_QPS_RTR), attr)
+        attr
     }
 
     /// Takes a reliable connection's QP from RESET to RTR at once.
@@ -827,9 +833,7 @@ impl<T: Transport> Driver<T> {
         dgid: Gid,
         dest: u32,
     ) -> Result<(), u32> {
-        let mut attr = command::attributes(VIRTIO_RDMA_QPS_RTR, dgid, dest);
-        (attr.path_mtu, attr.rq_psn) = (self.path_mtu, self.rq_psn);
-        (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (4, 12);
+        let mut attr = self.of_rtr(0, dgid, dest, true);
         attr.qp_access_flags = access;
         let [init, rtr] = [VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR]
             .map(|state| command::attr_mask(VIRTIO_RDMA_QPT_RC, state));
