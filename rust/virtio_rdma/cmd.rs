@@ -208,14 +208,14 @@ fn timeout() -> Duration {
 /// processors of the host have other work too.
 const POLL: RangeInclusive<u32> = 40_000..=200_000;
 
-/// Between these, a caller looks for so many times as long as replies took of late that were found by looking. A reply
-/// that takes longer waits for a processor, perhaps for the one on which the caller looks.
+/// Within these bounds, a caller looks for this many times as long as a reply takes, as a mean over the last replies
+/// that callers found so. A reply that takes longer waits for a processor, perhaps for the one on which the caller looks.
 const POLL_TIMES: u32 = 4;
 
-/// The weight of the newest reply in the time that replies took of late is 1 in this many.
+/// The weight of the newest reply in that mean is 1 in this many.
 const REPLY_WEIGHT: u32 = 8;
 
-/// A caller that looked in vain adds 1 in this many to that time.
+/// A caller that looked in vain makes the next one look longer, by 1 in this many.
 const VAIN_WEIGHT: u32 = 32;
 
 /// After so many callers in a row that looked in vain, only one of so many callers looks.

@@ -22,8 +22,7 @@ const OF_INIT: u32 = bindings::VIRTIO_RDMA_QP_PKEY_INDEX
     | bindings::VIRTIO_RDMA_QP_QKEY
     | bindings::VIRTIO_RDMA_QP_ACCESS_FLAGS;
 
-/// The access that a device lets a QP grant. The connection manager always asks for FLUSH, of which nothing is left here
-/// if the device does not have it.
+/// The access that a device lets a QP grant. The driver has removed FLUSH from the attributes of a device without it.
 const PLAIN_ACCESS: u32 = bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | bindings::VIRTIO_RDMA_ACCESS_REMOTE_WRITE
     | bindings::VIRTIO_RDMA_ACCESS_REMOTE_READ

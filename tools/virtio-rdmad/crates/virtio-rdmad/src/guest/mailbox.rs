@@ -147,8 +147,7 @@ impl Mailbox {
     /// Wakes the worker to help others with large copies, if it sleeps and would do so. Returns whether it was woken.
     pub fn call(&self) -> bool {
         let from = || self.may_be_called.load(Ordering::Acquire);
-        let helps =
-            self.times.is_asleep() && from() != NEVER && from() <= self.nanoseconds(Instant::now());
+        let helps = self.times.is_asleep() && from() <= self.nanoseconds(Instant::now());
         if helps {
             self.is_called.store(true, Ordering::SeqCst);
             self.waker.wake();

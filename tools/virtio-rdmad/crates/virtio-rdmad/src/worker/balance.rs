@@ -18,7 +18,7 @@
 //! seconds. The first and the third rule leave a guest alone that was moved in the last [`REST`] looks, so a guest whose
 //! load or node changes all the time moves once in ten seconds at most. Otherwise moves come to an end: the first rule
 //! brings guests to their nodes, the second one makes the numbers of guests more even, the third one makes the highest
-//! load lower, and none of them undoes what another one does.
+//! load lower, and no rule undoes what another one does.
 //!
 //! Which guests talk to each other does not matter: the worker of the guest that has posted a message carries it
 //! (Documentation/benchmark.md, One message).
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(places(&[&[0, 0, 0], &[0], &[0]], &[None; 5])[3..], [1, 2]);
     }
 
-    /// It leaves if it has half of a worker's processor, and two thirds of another node's are free.
+    /// A guest that would count for less on another node, at one and a half times its load, leaves its own.
     #[test]
     fn a_busy_guest_leaves_a_busy_node() {
         let one = Some(1);
