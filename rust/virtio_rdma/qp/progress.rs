@@ -14,7 +14,6 @@ use crate::{
     },
     wire, //
 };
-use kernel::prelude::*;
 
 /// The attributes that go with INIT.
 const OF_INIT: u32 = bindings::VIRTIO_RDMA_QP_PKEY_INDEX
@@ -138,10 +137,11 @@ impl Progress {
 }
 
 #[cfg(virtio_rdma_kunit)]
-#[kunit_tests(virtio_rdma_qp_progress)]
+#[kernel::macros::kunit_tests(virtio_rdma_qp_progress)]
 #[allow(unsafe_code)]
 mod tests {
     use super::*;
+    use kernel::prelude::*;
 
     const STATE: u32 = bindings::VIRTIO_RDMA_QP_STATE;
     const PKEY: u32 = bindings::VIRTIO_RDMA_QP_PKEY_INDEX;
