@@ -196,6 +196,12 @@ def prepare(network, directories):
         first.check(f"ssh {SSH} {guest.address} true", "ssh between the guests", HANG_SECONDS)
 
 
+def rate(outcome):
+    """Returns what a program says of its own speed, for the notes of a run."""
+    said = re.search("throughput .*", outcome.text)
+    return f", {said.group()}" if said else ""
+
+
 def sent(network):
     """Returns how many packets the devices of the guests have sent."""
     return sum(int(word) for guest in network.guests for word in guest.run(SENT)[1].split())
@@ -227,7 +233,7 @@ def ours(request, results):
             start = time.monotonic()
             outcome = outcomes[str(case)] = run(case, network, "virtio", who_waits)
             tools.TRIES.add(outcome)
-            results.note(f"{time.monotonic() - start:.1f} s: {case}{' fails' * bool(outcome.failure)}")
+            results.note(f"{time.monotonic() - start:.1f} s: {case}{' fails' * bool(outcome.failure)}{rate(outcome)}")
         networks.agree(results, network)
     return outcomes
 
@@ -246,7 +252,8 @@ def theirs(request, results, ours):
         prepare(network, platform.directories)
         for case in order:
             if ours[str(case)].failure or time.monotonic() < deadline:
-                outcomes[str(case)] = run(case, network, "rxe")
+                outcome = outcomes[str(case)] = run(case, network, "rxe")
+                results.note(f"over rxe: {case}{' fails' * bool(outcome.failure)}{rate(outcome)}")
     except Failure as failure:
         results.note(f"rxe: {failure}")
     finally:
