@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
 /// Bits of a DSCP, which is the wider of the two fields.
 const BITS: u32 = 6;
 
+/// The number, which is no DSCP, that stands for the DSCP of the data.
+const OF_DATA: u8 = u8::MAX;
+
 /// The values that a field of a packet may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllowedValues {
@@ -46,6 +49,9 @@ pub struct TrafficClasses {
     pub dscp: AllowedValues,
     /// The priority in the tag of a VLAN (IEEE 802.1Q).
     pub pcp: AllowedValues,
+    /// The DSCP of notifications of congestion (CNPs), whatever values `dscp` allows; `None`: that of the data that
+    /// they are about. It is less than 64.
+    pub cnp_dscp: Option<u8>,
 }
 
 /// The values that a field may have at present. Any thread may change them.
@@ -79,17 +85,22 @@ impl Field {
 pub(crate) struct CurrentClasses {
     dscp: Field,
     pcp: Field,
+    /// The DSCP of CNPs, or [`OF_DATA`].
+    cnp_dscp: AtomicU8,
 }
 
 impl CurrentClasses {
     pub fn new(classes: TrafficClasses) -> Self {
-        Self { dscp: Field::new(classes.dscp), pcp: Field::new(classes.pcp) }
+        let TrafficClasses { dscp, pcp, cnp_dscp } = classes;
+        let cnp_dscp = cnp_dscp.unwrap_or(OF_DATA).into();
+        Self { dscp: Field::new(dscp), pcp: Field::new(pcp), cnp_dscp }
     }
 
     /// Changes the classes. Any thread may call this.
     pub fn set(&self, classes: TrafficClasses) {
         self.dscp.set(classes.dscp);
         self.pcp.set(classes.pcp);
+        self.cnp_dscp.store(classes.cnp_dscp.unwrap_or(OF_DATA), Ordering::Relaxed);
     }
 
     /// Returns the DSCP of a packet for which the guest asks for this one, of 6 bits.
@@ -100,6 +111,14 @@ impl CurrentClasses {
     /// Returns the priority of a frame for which the guest asks for this one, of 3 bits.
     pub fn pcp(&self, asked: u8) -> u8 {
         self.pcp.allow(asked)
+    }
+
+    /// Returns the DSCP of a CNP about data with the DSCP `of_data`.
+    pub fn cnp_dscp(&self, of_data: u8) -> u8 {
+        match self.cnp_dscp.load(Ordering::Relaxed) {
+            OF_DATA => of_data,
+            dscp => dscp,
+        }
     }
 }
 
@@ -112,7 +131,10 @@ mod tests {
         let values = |values: &[u8]| AllowedValues::new(values).unwrap();
         let current = CurrentClasses::new(TrafficClasses::default());
         assert_eq!([0, 26, 63].map(|value| current.dscp(value)), [0, 26, 63]);
-        current.set(TrafficClasses { dscp: values(&[26, 0, 63]), pcp: values(&[3]) });
+        assert_eq!(current.cnp_dscp(26), 26);
+        let (dscp, pcp, cnp_dscp) = (values(&[26, 0, 63]), values(&[3]), Some(48));
+        current.set(TrafficClasses { dscp, pcp, cnp_dscp });
+        assert_eq!(current.cnp_dscp(26), 48);
         assert_eq!([0, 1, 26, 48, 63].map(|value| current.dscp(value)), [0, 26, 26, 26, 63]);
         assert_eq!([0, 3, 7].map(|value| current.pcp(value)), [3, 3, 3]);
         assert_eq!((AllowedValues::new(&[]), AllowedValues::new(&[1, 64])), (None, None));

@@ -8,6 +8,9 @@
 //!
 //! A single source, whoever it is, has three quarters of a heap at most. So one that sends more than the guest's thread
 //! looks into does not keep the frames of others out.
+//!
+//! A heap that is half full is crowded. The senders of its packets are told to send more slowly, as if the network had
+//! marked the packets: many peers, such as adapters, have no window, and send at the rate of their line until then.
 
 use roce::Split;
 
@@ -47,6 +50,8 @@ pub(crate) struct Heap {
     at: usize,
     /// The train under way.
     split: Option<Split>,
+    /// Whether it is crowded, or has been.
+    pub is_crowded: bool,
 }
 
 impl Heap {
@@ -105,6 +110,7 @@ impl Heap {
         self.bytes.clear();
         self.frames.clear();
         (self.taken, self.at, self.split) = (0, 0, None);
+        self.is_crowded = false;
     }
 }
 
@@ -123,6 +129,7 @@ impl Inbox {
     pub fn push(&mut self, source: &Gid, frame: &[u8], segment: u16) -> bool {
         let of_part = &mut self.by_part[part_of(source)];
         let (all, own) = (self.arriving.bytes.len() + frame.len(), *of_part + frame.len());
+        self.arriving.is_crowded |= all > MOST_BYTES / 2;
         if all + own / LEFT > MOST_BYTES {
             return false;
         }

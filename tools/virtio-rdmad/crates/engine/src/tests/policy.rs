@@ -229,7 +229,8 @@ fn classes_on_the_wire() -> Vec<(Gid, u8, u8)> {
 fn packets_leave_in_the_classes_that_are_allowed() {
     let allowed = |dscp: &[u8], pcp: &[u8]| {
         let [dscp, pcp] = [dscp, pcp].map(|values| AllowedValues::new(values).unwrap());
-        DevicePolicy { classes: TrafficClasses { dscp, pcp }, ..DevicePolicy::default() }
+        let classes = TrafficClasses { dscp, pcp, cnp_dscp: None };
+        DevicePolicy { classes, ..DevicePolicy::default() }
     };
     let policies = [
         (DevicePolicy::default(), (48, 6)),

@@ -26,6 +26,8 @@ pub(crate) struct Round {
     pub batch: CompletionBatch,
     /// Packets that leave at the end of the round.
     pub outbox: Outbox,
+    /// Whether the packets that are looked into have come into a crowded inbox.
+    pub is_crowded: bool,
 }
 
 impl Round {

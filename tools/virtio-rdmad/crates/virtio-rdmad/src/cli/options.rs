@@ -40,6 +40,7 @@ pub struct Options {
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
     ///   dscp=LIST         DSCPs that its packets on the uplink may have (default: all)
     ///   pcp=LIST          priorities that these packets may have in VLANs (default: all)
+    ///   cnp-dscp=N        DSCP of its notifications of congestion (default: that of the data)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
     ///   vectors=N         with rings: number of interrupts for completions
     ///   max-qp=N          without rings: number of QPs, with that of the connection manager
@@ -341,7 +342,7 @@ pub struct SetOptions {
     /// The name of the guest.
     pub name: String,
 
-    /// What changes: gid, vlan, dscp, pcp, rate, message-rate, qps, cqs, srqs, mrs, mws, pds, groups or memory, as
+    /// What changes: gid, vlan, dscp, pcp, cnp-dscp, rate, message-rate, qps, cqs, srqs, mrs, mws, pds, groups or memory, as
     /// in --guest. What is not named stays. The value "default" stands for a guest without that key.
     ///
     /// An address that the guest may not use any more is nobody's, as if the guest had removed it, until

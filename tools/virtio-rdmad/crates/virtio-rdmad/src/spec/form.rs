@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     /// The values that each key of a guest may have, as regular expressions. `nic` needs `mac`.
-    const GUEST: [(&str, &str); 25] = [
+    const GUEST: [(&str, &str); 26] = [
         ("vfio-user", "/[a-z]{1,8}/vfio"),
         ("mac", "52(:[0-9a-f]{1,2}){5}"),
         ("network", "default|[a-z]{1,8}"),
@@ -250,6 +250,7 @@ mod tests {
         ("vlan", "(none|[0-9]{1,3}|[0-9]{2}-[1-9][0-9]{2})(\\+none|\\+4094|\\+7-9){0,3}"),
         ("dscp", "([0-9]|[1-5][0-9])(\\+63|\\+8-15){0,3}"),
         ("pcp", "[0-7](\\+[0-3]-[3-7]){0,3}"),
+        ("cnp-dscp", "[0-9]|[1-5][0-9]|6[0-3]"),
         ("rate", "[1-9][0-9]{4,9}|[1-9][0-9]{0,4}[MG]|8000|8K"),
         ("message-rate", "[1-9][0-9]{0,9}[KMG]?"),
         ("qps", "[1-9][0-9]{0,8}"),

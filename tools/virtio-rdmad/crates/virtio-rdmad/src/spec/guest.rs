@@ -121,6 +121,8 @@ pub struct GuestSpec {
     pub(super) dscp: Option<List<Range<63>>>,
     /// The priorities that its packets may have.
     pub(super) pcp: Option<List<Range<7>>>,
+    /// The DSCP of its notifications of congestion.
+    pub(super) cnp_dscp: Option<Number<u32, 0, 63>>,
     /// Bits per second that it may send over the uplink.
     pub(super) rate: Option<Scaled<Bits>>,
     /// Work requests per second that it may have done.
@@ -174,6 +176,7 @@ impl Spec for GuestSpec {
         "vlan",
         "dscp",
         "pcp",
+        "cnp_dscp",
         "rate",
         "message_rate",
         "qps",

@@ -45,6 +45,7 @@ impl GuestSpec {
             classes: TrafficClasses {
                 dscp: values(self.dscp.as_ref()),
                 pcp: values(self.pcp.as_ref()),
+                cnp_dscp: self.cnp_dscp.and_then(|dscp| u8::try_from(dscp.0).ok()),
             },
             quota: self.quota(),
         }
@@ -127,19 +128,20 @@ mod tests {
     fn classes_are_listed_with_the_first_for_all_others() {
         let classes = |keys: &str| parse(keys).unwrap().classes;
         assert_eq!(classes("rings=on"), TrafficClasses::default());
-        let all = AllowedValues::default();
         let values = |values: &[u8]| AllowedValues::new(values).unwrap();
         assert_eq!(
             classes("dscp=26+0+8-10,pcp=3"),
-            TrafficClasses { dscp: values(&[26, 0, 8, 9, 10]), pcp: values(&[3]) }
+            TrafficClasses { dscp: values(&[26, 0, 8, 9, 10]), pcp: values(&[3]), cnp_dscp: None }
         );
         assert_eq!(
             classes("pcp=0-7"),
-            TrafficClasses { dscp: all, pcp: values(&[0, 1, 2, 3, 4, 5, 6, 7]) }
+            TrafficClasses { pcp: values(&[0, 1, 2, 3, 4, 5, 6, 7]), ..TrafficClasses::default() }
         );
+        assert_eq!(classes("cnp-dscp=48").cnp_dscp, Some(48));
         assert_ne!(classes("dscp=0+26"), classes("dscp=26+0"));
         check_refused("dscp", &["64", "9-7", "5+", "any", "-1", "1-", "60-64", "af41"]);
         check_refused("pcp", &["8", "0-8", "3+", "none"]);
+        check_refused("cnp-dscp", &["64", "-1", "48+0", "cs6"]);
     }
 
     #[test]

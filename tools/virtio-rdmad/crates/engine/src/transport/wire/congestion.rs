@@ -19,8 +19,8 @@ use crate::transport::observe;
 use crate::transport::round::Round;
 use crate::transport::sender::Sender;
 
-/// Looks whether a packet of the peer of a QP is marked, and sends the peer a CNP if one is due. The CNP says which
-/// packet came marked if the peer expects that; others expect the PSN 0.
+/// Looks whether a packet of the peer of a QP is marked, or has come with data into a crowded inbox, and sends the peer a
+/// CNP if one is due. The CNP says which packet it was if the peer expects that; others expect the PSN 0.
 #[allow(clippy::too_many_arguments)] // halves of a QP have these in common
 pub(super) fn look(
     hca: &Hca,
@@ -32,16 +32,17 @@ pub(super) fn look(
     packet: &Packet<'_>,
     round: &mut Round,
 ) {
-    if packet.headers.ip.ecn() != Ecn::Ce {
+    let is_marked = packet.headers.ip.ecn() == Ecn::Ce;
+    if !is_marked && (!round.is_crowded || packet.payload.is_empty()) {
         return;
     }
-    hca.stats.add(Counter::EcnMarked, 1);
+    hca.stats.add(Counter::EcnMarked, is_marked.into());
     if !flow.notifier.marked(hca.clock().now()) {
         return;
     }
     let Some(path) = Path::new(hca, slot, attr, source) else { return };
     let psn = if is_named { packet.headers.bth.psn } else { Psn::new(0) };
-    let mut headers = path.headers(Opcode::CNP, psn, ExtendedHeaders::default());
+    let mut headers = path.of_cnps(hca).headers(Opcode::CNP, psn, ExtendedHeaders::default());
     headers.bth.becn = true;
     headers.bth.migrated = false;
     charge(hca);

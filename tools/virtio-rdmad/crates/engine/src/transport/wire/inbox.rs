@@ -82,6 +82,7 @@ fn put(hca: &Hca, frame: &[u8], segment: u16) -> bool {
 pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
     let mut heap = lock(&hca.inbox).take();
     let mut peer = None;
+    round.is_crowded = heap.is_crowded;
     while !round.budget.is_over() {
         let Some(frame) = heap.pop() else { break };
         round.budget.spend(frame.len() as u64);
@@ -94,6 +95,7 @@ pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
             Err(malformed) => hca.stats.guest_error(counter_of(malformed), malformed),
         }
     }
+    round.is_crowded = false;
     lock(&hca.inbox).put_back(heap)
 }
 

@@ -116,6 +116,15 @@ impl Path {
         Self { observed: is_observed.then_some(slot), ..self }
     }
 
+    /// Returns the path of notifications of congestion about packets of this path, which may have a class of traffic of
+    /// their own.
+    pub fn of_cnps(mut self, hca: &Hca) -> Self {
+        let (Ip::V4(Ipv4 { traffic_class, .. }) | Ip::V6(Ipv6 { traffic_class, .. })) =
+            &mut self.ip;
+        *traffic_class = hca.classes.cnp_dscp(*traffic_class >> ECN_BITS) << ECN_BITS | ECT;
+        self
+    }
+
     /// Returns the path to a peer with this MAC address.
     pub fn with_mac(mut self, mac: [u8; 6]) -> Self {
         self.ethernet.destination = mac;
