@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The uplink of a network: what carries the packets of its guests to and from other hosts.
 
+mod adapters;
 pub mod counters;
 #[cfg(test)]
 mod namespace;
@@ -11,6 +12,7 @@ mod tunnel;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -66,7 +68,7 @@ impl Uplink {
             WaySpec::Tunnel(_) => true,
         };
         let name = way.to_string();
-        let way = match way {
+        let opened = match way {
             // A train of packets that are not of RoCE v2 is of no use to an interface.
             WaySpec::Tap(name) => Way::Port(Port::tap(name, !have_nics)?),
             WaySpec::Interface(_) if have_nics => {
@@ -76,7 +78,8 @@ impl Uplink {
             WaySpec::Interface(name) => Way::Port(Port::socket(name, stations)?),
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
         };
-        let counters = Counters::new(&name);
+        adapters::warn(Path::new(adapters::SYSFS), network, way);
+        let (way, counters) = (opened, Counters::new(&name));
         let (network, is_gone) = (network.to_owned(), false.into());
         Ok(Arc::new(Self { way, network, name, takes_nics, counters, is_gone }))
     }
