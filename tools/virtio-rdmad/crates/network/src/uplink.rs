@@ -2,6 +2,7 @@
 //! The uplink of a network: what carries the packets of its guests to and from other hosts.
 
 mod adapters;
+mod buffers;
 pub mod counters;
 #[cfg(test)]
 mod namespace;

@@ -47,8 +47,6 @@ const VLAN_TPID: u16 = 0x8100;
 /// The bytes of such a tag, and of the addresses in front of it.
 const TAG: usize = 4;
 const ADDRESSES: usize = 12;
-/// Bytes of frames that wait to be read, or to be sent, if the kernel allows it.
-const BUFFER: usize = 4 << 20;
 /// The bytes of `struct cmsghdr`, and of it with `struct tpacket_auxdata` behind it, which is aligned.
 const CONTROL_HEADER: usize = size_of::<usize>() + 8;
 const CONTROL: usize = CONTROL_HEADER + 24;
@@ -93,7 +91,6 @@ impl PacketSocket {
         }
         // It gets nothing yet that is for others.
         attach(&this.socket, &filter::program(Some(&[])))?;
-        this.enlarge_buffers();
         this.follow()?;
         this.set_stations(stations)?;
         Ok(this)
@@ -242,15 +239,6 @@ impl PacketSocket {
         let len = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
         let len = usize::try_from(len).map_err(|_| Error::last_os_error())?;
         Ok((len, message.msg_controllen))
-    }
-
-    /// Asks for room for frames that wait. Who may set any size gets it; others get what the system's
-    /// limits leave, so a failure only makes losses likelier.
-    fn enlarge_buffers(&self) {
-        if sockopt::set_socket_recv_buffer_size_force(&self.socket, BUFFER).is_err() {
-            let _ = sockopt::set_socket_recv_buffer_size(&self.socket, BUFFER);
-        }
-        let _ = sockopt::set_socket_send_buffer_size(&self.socket, BUFFER);
     }
 
     /// Begins to receive from the interface of this index.

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use roce::{Segments, Split};
 use tap::{PacketSocket, Tap, TrainShape};
 
+use super::buffers::{self, Direction};
 use super::counters::{Counters, UplinkCounter};
+use super::spec::WaySpec;
 use crate::forwarding::Mac;
 
 /// Bytes of the longest frame, which is a train of packets.
@@ -46,6 +48,9 @@ impl Port {
     /// Opens a packet socket for these stations, as [`PacketSocket::open`].
     pub fn socket(name: &str, stations: Option<&[Mac]>) -> Result<Self, Error> {
         let socket = PacketSocket::open(name, stations)?;
+        let uplink = WaySpec::Interface(name.to_owned()).to_string();
+        buffers::enlarge(&socket, Direction::In, &uplink);
+        buffers::enlarge(&socket, Direction::Out, &uplink);
         // Whether a kernel takes trains is known when it refuses the first one.
         Ok(Self { interface: Interface::Socket(socket), takes_trains: true.into() })
     }

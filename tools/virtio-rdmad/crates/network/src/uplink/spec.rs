@@ -22,9 +22,7 @@ impl Display for WaySpec {
         match self {
             Self::Tap(name) => write!(out, "tap {name}"),
             Self::Interface(name) => write!(out, "interface {name}"),
-            Self::Tunnel(TunnelSpec { vni, local, .. }) => {
-                write!(out, "VXLAN {} at {local}", vni.get())
-            }
+            Self::Tunnel(tunnel) => tunnel.fmt(out),
         }
     }
 }
@@ -40,4 +38,10 @@ pub struct TunnelSpec {
     pub remotes: Vec<IpAddr>,
     /// The UDP port of all ends.
     pub port: u16,
+}
+
+impl Display for TunnelSpec {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(out, "VXLAN {} at {}", self.vni.get(), self.local)
+    }
 }

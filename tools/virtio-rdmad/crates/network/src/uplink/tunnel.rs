@@ -17,6 +17,7 @@ use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use roce::{Segments, Split};
 use rustix::net::sockopt;
 
+use super::buffers::{self, Direction};
 use super::counters::{Counters, UplinkCounter};
 use super::spec::TunnelSpec;
 use crate::forwarding::{self, Learnt, Mac, Table, AGEING_TIME};
@@ -33,8 +34,6 @@ const BUFFER: usize = 64 << 10;
 /// `UDP_MAX_SEGMENTS` before Linux 6.9).
 const MOST_BYTES: usize = 65_000;
 const MOST_DATAGRAMS: usize = 64;
-/// Bytes of datagrams that wait to be read, as far as the kernel allows it (net.core.rmem_max).
-const RECEIVE_BUFFER: usize = 4 << 20;
 
 thread_local! {
     /// Datagrams that are being made.
@@ -65,8 +64,7 @@ impl Tunnel {
     pub fn open(spec: &TunnelSpec) -> Result<Self, Error> {
         let socket = UdpSocket::bind((spec.local, spec.port))?;
         let state = UdpSocketState::new((&socket).into())?;
-        // The kernel gives less if it allows no more, which only makes losses likelier.
-        let _ = state.set_recv_buffer_size((&socket).into(), RECEIVE_BUFFER);
+        buffers::enlarge(&socket, Direction::In, &spec.to_string());
         let remote = |ip: &IpAddr| {
             let address = SocketAddr::new(*ip, spec.port);
             Ok(Remote { address, most: longest_datagram(spec.local, address)? })
