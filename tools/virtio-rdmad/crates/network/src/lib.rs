@@ -27,4 +27,4 @@ pub use forwarding::Mac;
 pub use intake::{Found, Intake};
 pub use nic::{Framing, Listener, Nic};
 pub use switch::Switch;
-pub use uplink::{TunnelSpec, Uplink, WaySpec};
+pub use uplink::{PortSpec, TunnelSpec, Uplink, WaySpec};

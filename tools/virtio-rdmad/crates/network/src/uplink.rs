@@ -23,7 +23,7 @@ use crate::forwarding::Mac;
 use counters::Counters;
 pub use counters::UplinkCounter;
 use port::Port;
-pub use spec::{TunnelSpec, WaySpec};
+pub use spec::{PortSpec, TunnelSpec, WaySpec};
 use tunnel::Tunnel;
 
 /// The uplink of a network.
@@ -71,12 +71,12 @@ impl Uplink {
         let name = way.to_string();
         let opened = match way {
             // A train of packets that are not of RoCE v2 is of no use to an interface.
-            WaySpec::Tap(name) => Way::Port(Port::tap(name, !have_nics)?),
+            WaySpec::Tap(spec) => Way::Port(Port::tap(spec, !have_nics)?),
             WaySpec::Interface(_) if have_nics => {
                 let reason = "guests that have nic= need a tap or a tunnel";
                 return Err(Error::new(ErrorKind::InvalidInput, reason));
             }
-            WaySpec::Interface(name) => Way::Port(Port::socket(name, stations)?),
+            WaySpec::Interface(spec) => Way::Port(Port::socket(spec, &name, stations)?),
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
         };
         adapters::warn(Path::new(adapters::SYSFS), network, way);

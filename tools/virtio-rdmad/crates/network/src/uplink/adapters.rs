@@ -67,8 +67,8 @@ pub fn warn(sysfs: &Path, network: &str, way: &WaySpec) {
 fn behind(sysfs: &Path, way: &WaySpec) -> Vec<Adapter> {
     let interfaces = sysfs.join("class/net");
     let first = match way {
-        WaySpec::Interface(name) => Some(name.clone()),
-        WaySpec::Tap(name) => name_of(interfaces.join(name).join("master")),
+        WaySpec::Interface(port) => Some(port.name.clone()),
+        WaySpec::Tap(port) => name_of(interfaces.join(&port.name).join("master")),
         WaySpec::Tunnel(_) => None,
     };
     let (mut next, mut seen, mut found) = (Vec::from_iter(first), BTreeSet::new(), Vec::new());
@@ -101,7 +101,8 @@ fn handles_roce(device: &Path) -> bool {
     let has_gids = |port: String| {
         let types = ports.join(port).join("gid_attrs/types");
         // An entry without a GID cannot be read.
-        let mut kinds = entries(&types).into_iter().flat_map(|name| read_to_string(types.join(name)));
+        let mut kinds =
+            entries(&types).into_iter().flat_map(|name| read_to_string(types.join(name)));
         kinds.any(|kind| kind.trim_end() == "RoCE v2")
     };
     !device.join("parent").exists() && entries(&ports).into_iter().any(has_gids)
@@ -124,6 +125,7 @@ mod tests {
     use std::fs::{create_dir_all, remove_dir_all, write};
     use std::os::unix::fs::symlink;
 
+    use super::super::spec::PortSpec;
     use super::*;
 
     /// A directory with the files of a sysfs.
@@ -164,7 +166,8 @@ mod tests {
 
         /// Gives a card an RDMA device, whose second port has GIDs of these types. Returns its directory.
         fn device(&self, interface: &str, device: &str, types: &[&str]) -> PathBuf {
-            let device = self.0.join("class/net").join(interface).join("device/infiniband").join(device);
+            let device =
+                self.0.join("class/net").join(interface).join("device/infiniband").join(device);
             create_dir_all(device.join("ports/1/gid_attrs/types")).unwrap();
             let of_port = device.join("ports/2/gid_attrs/types");
             create_dir_all(&of_port).unwrap();
@@ -178,7 +181,7 @@ mod tests {
 
         /// Returns what is found behind an interface: interfaces and RDMA devices.
         fn behind(&self, interface: &str) -> Vec<(String, String)> {
-            let found = behind(&self.0, &WaySpec::Interface(interface.to_owned()));
+            let found = behind(&self.0, &WaySpec::Interface(port(interface)));
             found.into_iter().map(|adapter| (adapter.interface, adapter.device)).collect()
         }
     }
@@ -187,6 +190,10 @@ mod tests {
         fn drop(&mut self) {
             let _ = remove_dir_all(&self.0);
         }
+    }
+
+    fn port(name: &str) -> PortSpec {
+        PortSpec { name: name.to_owned(), trains: true }
     }
 
     const ROCE: [&str; 2] = ["IB/RoCE v1", "RoCE v2"];
@@ -207,7 +214,7 @@ mod tests {
             driver: "mlx5_core".to_owned(),
             handle: "pci/0000:3b:00.0".to_owned(),
         };
-        assert_eq!(behind(&sysfs.0, &WaySpec::Interface("eth0".to_owned())), [adapter]);
+        assert_eq!(behind(&sysfs.0, &WaySpec::Interface(port("eth0"))), [adapter]);
         assert_eq!(sysfs.behind("eth1"), []);
     }
 
@@ -237,7 +244,7 @@ mod tests {
         // A tap is on a bridge; what is on the bridge besides counts.
         sysfs.upper("tap0", &[]);
         sysfs.upper("br0", &["tap0", "bond0.5", "eth2"]);
-        let tap = WaySpec::Tap("tap0".to_owned());
+        let tap = WaySpec::Tap(port("tap0"));
         assert_eq!(behind(&sysfs.0, &tap), []);
         symlink("../br0", sysfs.0.join("class/net/tap0/master")).unwrap();
         let mut devices: Vec<_> = behind(&sysfs.0, &tap).into_iter().map(|of| of.device).collect();

@@ -11,7 +11,7 @@ use tap::{PacketSocket, Tap, TrainShape};
 
 use super::buffers::{self, Direction};
 use super::counters::{Counters, UplinkCounter};
-use super::spec::WaySpec;
+use super::spec::PortSpec;
 use crate::forwarding::Mac;
 
 /// Bytes of the longest frame, which is a train of packets.
@@ -23,8 +23,10 @@ const HEADER: usize = 64;
 #[derive(Debug)]
 pub struct Port {
     interface: Interface,
-    /// Whether the kernel takes trains apart.
-    takes_trains: AtomicBool,
+    /// Whether trains are wanted.
+    trains: bool,
+    /// Whether the kernel is given trains: they are wanted, and it takes them apart.
+    gives_trains: AtomicBool,
 }
 
 /// The interface by which the process has the port.
@@ -35,24 +37,29 @@ enum Interface {
 }
 
 impl Port {
-    /// Opens a tap, with trains if they are wanted and this kernel has them.
-    pub fn tap(name: &str, trains: bool) -> Result<Self, Error> {
-        let tap = Tap::open(name, trains)?;
-        let takes_trains = tap.takes_trains();
-        if trains && !takes_trains {
-            log_single_packets(name);
+    /// Opens a tap. With `whole`, trains that come stay whole if this kernel can leave them so, and trains are sent.
+    pub fn tap(spec: &PortSpec, whole: bool) -> Result<Self, Error> {
+        let (tap, trains) = (Tap::open(&spec.name, whole)?, spec.trains && whole);
+        if trains && !tap.takes_trains() {
+            log_single_packets(&spec.name);
         }
-        Ok(Self { interface: Interface::Tap(tap), takes_trains: takes_trains.into() })
+        let gives_trains = (trains && tap.takes_trains()).into();
+        Ok(Self { interface: Interface::Tap(tap), trains, gives_trains })
     }
 
-    /// Opens a packet socket for these stations, as [`PacketSocket::open`].
-    pub fn socket(name: &str, stations: Option<&[Mac]>) -> Result<Self, Error> {
+    /// Opens a packet socket for these stations, as [`PacketSocket::open`]. `uplink` is its name in the log.
+    pub fn socket(
+        spec: &PortSpec,
+        uplink: &str,
+        stations: Option<&[Mac]>,
+    ) -> Result<Self, Error> {
+        let PortSpec { name, trains } = spec;
         let socket = PacketSocket::open(name, stations)?;
-        let uplink = WaySpec::Interface(name.to_owned()).to_string();
-        buffers::enlarge(&socket, Direction::In, &uplink);
-        buffers::enlarge(&socket, Direction::Out, &uplink);
+        buffers::enlarge(&socket, Direction::In, uplink);
+        buffers::enlarge(&socket, Direction::Out, uplink);
         // Whether a kernel takes trains is known when it refuses the first one.
-        Ok(Self { interface: Interface::Socket(socket), takes_trains: true.into() })
+        let gives_trains = (*trains).into();
+        Ok(Self { interface: Interface::Socket(socket), trains: *trains, gives_trains })
     }
 
     /// Replaces the stations of a packet socket, as [`PacketSocket::set_stations`]. A tap has none.
@@ -97,7 +104,7 @@ impl Port {
     /// Sends a frame, or counts it as lost.
     pub fn send(&self, segments: Segments<'_>, counters: &Counters) {
         let Segments { frame, segment, udp } = segments;
-        if segment != 0 && self.takes_trains.load(Ordering::Relaxed) {
+        if segment != 0 && self.gives_trains.load(Ordering::Relaxed) {
             match self.give(frame, Some(TrainShape { segment, udp })) {
                 Err(error) if error.kind() == ErrorKind::InvalidInput => {
                     self.refuse_trains(counters);
@@ -121,7 +128,8 @@ impl Port {
             Interface::Tap(tap) => {
                 let is_new = tap.follow()?;
                 if is_new {
-                    self.takes_trains.store(tap.takes_trains(), Ordering::Relaxed);
+                    let gives_trains = self.trains && tap.takes_trains();
+                    self.gives_trains.store(gives_trains, Ordering::Relaxed);
                 }
                 Ok(is_new)
             }
@@ -138,7 +146,7 @@ impl Port {
 
     /// Sends packets one by one from now on.
     fn refuse_trains(&self, counters: &Counters) {
-        if self.takes_trains.swap(false, Ordering::Relaxed) {
+        if self.gives_trains.swap(false, Ordering::Relaxed) {
             log_single_packets(counters.uplink());
         }
     }

@@ -9,10 +9,10 @@ use crate::vxlan::Vni;
 /// The way that carries the packets of an uplink.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum WaySpec {
-    /// The tap of this name.
-    Tap(String),
-    /// A packet socket on the network interface of this name.
-    Interface(String),
+    /// A tap.
+    Tap(PortSpec),
+    /// A packet socket on a network interface.
+    Interface(PortSpec),
     /// A tunnel.
     Tunnel(TunnelSpec),
 }
@@ -20,11 +20,20 @@ pub enum WaySpec {
 impl Display for WaySpec {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Tap(name) => write!(out, "tap {name}"),
-            Self::Interface(name) => write!(out, "interface {name}"),
+            Self::Tap(port) => write!(out, "tap {}", port.name),
+            Self::Interface(port) => write!(out, "interface {}", port.name),
             Self::Tunnel(tunnel) => tunnel.fmt(out),
         }
     }
+}
+
+/// An interface of the kernel.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortSpec {
+    /// Its name.
+    pub name: String,
+    /// Whether the kernel is given trains, if it takes them apart; else it is given packets one by one.
+    pub trains: bool,
 }
 
 /// A VXLAN tunnel.

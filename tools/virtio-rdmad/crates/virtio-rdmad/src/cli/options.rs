@@ -104,6 +104,7 @@ pub struct Options {
     ///
     ///   tap=NAME          the tap that carries the packets
     ///   interface=NAME    the network interface that carries the packets, without a bridge
+    ///   trains=on|off     tap, interface: the kernel is given many packets at once (default: on)
     ///   vxlan=VNI         the number of the VXLAN tunnel that carries the packets
     ///   local=ADDRESS     vxlan: the IP address of this end (required)
     ///   remote=ADDRESS    vxlan: the IP address of another end (required, once for each)
@@ -121,6 +122,9 @@ pub struct Options {
     /// The packets go through a packet socket on an interface=, such as the one that the guests have
     /// macvtaps on. virtio-rdmad needs CAP_NET_RAW to open it, and gives that up afterwards. The user
     /// guide says how to keep the packets from the guests' kernels. Guests with nic= cannot use it.
+    ///
+    /// With trains=off the kernel is given single packets. This is for network cards that spoil the
+    /// identifications of IPv4 packets when they take many apart; it needs more processor time.
     ///
     /// A tunnel needs no privilege. Its other ends are processes of virtio-rdmad or vxlan devices of
     /// Linux. Whoever can send packets from the address of another end reaches the guests, so the

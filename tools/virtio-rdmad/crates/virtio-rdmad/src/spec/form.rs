@@ -273,6 +273,10 @@ mod tests {
         ("network", "default|[a-z]{1,8}"),
     ];
 
+    /// Likewise for an interface of the host.
+    const PORT: [(&str, &str); 3] =
+        [("interface", "[a-z]{1,8}"), ("trains", "on|off"), ("network", "default|[a-z]{1,8}")];
+
     /// Returns texts that have some of these keys, and these ones in any case.
     fn texts(
         keys: &'static [(&str, &str)],
@@ -316,7 +320,9 @@ mod tests {
         }
 
         #[test]
-        fn an_uplink_is_the_same_in_each_form(text in texts(&UPLINK, &["vxlan", "local", "remote"])) {
+        fn an_uplink_is_the_same_in_each_form(
+            text in prop_oneof![texts(&UPLINK, &["vxlan", "local", "remote"]), texts(&PORT, &["interface"])],
+        ) {
             let uplink: UplinkSpec = text.parse().unwrap();
             let map = uplink.to_map();
             prop_assert_eq!(&uplink.to_string().parse::<UplinkSpec>().unwrap(), &uplink);

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use network::vxlan::{self, Vni};
-use network::{TunnelSpec, WaySpec};
+use network::{PortSpec, TunnelSpec, WaySpec};
 use serde::{Deserialize, Serialize};
 
 use super::form::{self, Spec, SpecError};
 use super::guest::default_network;
-use super::text::{as_text, List, Number, Text};
+use super::text::{self, as_text, List, Number, Text};
 
 /// Most other ends of a tunnel. A frame for a group goes to each of them.
 const MOST_REMOTES: usize = 64;
@@ -24,6 +24,9 @@ pub struct UplinkSpec {
     tap: Option<String>,
     /// The network interface that carries the packets.
     interface: Option<String>,
+    /// Whether either of these is given trains of packets.
+    #[serde(default = "default_trains", deserialize_with = "text::switch")]
+    trains: bool,
     /// The number of the tunnel that carries the packets.
     vxlan: Option<Number<u32, 0, 0xff_ffff>>,
     /// The address of this end of the tunnel.
@@ -37,12 +40,17 @@ pub struct UplinkSpec {
     pub network: String,
 }
 
+/// Returns whether trains of packets are given to an uplink of which that is not said.
+fn default_trains() -> bool {
+    true
+}
+
 /// The keys of which an uplink must have one.
 const ANY_WAY: &str = "tap=NAME, interface=NAME or vxlan=VNI";
 
 impl Spec for UplinkSpec {
     const KEYS: &'static [&'static str] =
-        &["tap", "interface", "vxlan", "local", "remote", "port", "network"];
+        &["tap", "interface", "trains", "vxlan", "local", "remote", "port", "network"];
 
     fn check(&self) -> Result<(), SpecError> {
         self.way().map(|_| ())
@@ -77,9 +85,12 @@ impl UplinkSpec {
             (Some(_), Some(_), _) => return Err(two("tap", "interface")),
             (Some(_), _, Some(_)) => return Err(two("tap", "vxlan")),
             (_, Some(_), Some(_)) => return Err(two("interface", "vxlan")),
+            (_, _, Some(_)) if !self.trains => {
+                return Err(SpecError::new("\"trains\" is for tap and interface only"));
+            }
             (_, _, Some(vni)) => return self.tunnel(vni.0).map(WaySpec::Tunnel),
-            (Some(name), ..) => WaySpec::Tap(name.clone()),
-            (_, Some(name), _) => WaySpec::Interface(name.clone()),
+            (Some(name), ..) => WaySpec::Tap(self.port_of(name)),
+            (_, Some(name), _) => WaySpec::Interface(self.port_of(name)),
         };
         let of_tunnel = [
             ("local", self.local.is_some()),
@@ -90,6 +101,11 @@ impl UplinkSpec {
             Some((key, _)) => Err(SpecError::new(format!("\"{key}\" is for vxlan only"))),
             None => Ok(way),
         }
+    }
+
+    /// Returns the interface of this name.
+    fn port_of(&self, name: &str) -> PortSpec {
+        PortSpec { name: name.to_owned(), trains: self.trains }
     }
 
     fn tunnel(&self, vni: u32) -> Result<TunnelSpec, SpecError> {
@@ -157,10 +173,16 @@ mod tests {
     #[test]
     fn ways_are_understood() {
         let (network, way) = parse("network=blue,tap=rdma0");
-        assert_eq!((network.as_str(), &way), ("blue", &WaySpec::Tap("rdma0".to_owned())));
+        let port = |name: &str, trains| PortSpec { name: name.to_owned(), trains };
+        assert_eq!((network.as_str(), &way), ("blue", &WaySpec::Tap(port("rdma0", true))));
         assert_eq!(way.to_string(), "tap rdma0");
         let (network, way) = parse("interface=eth0");
-        assert_eq!((network.as_str(), &way), ("default", &WaySpec::Interface("eth0".to_owned())));
+        let eth0 = WaySpec::Interface(port("eth0", true));
+        assert_eq!((network.as_str(), &way), ("default", &eth0));
+        let (_, way) = parse("trains=off,interface=eth0");
+        assert_eq!(way, WaySpec::Interface(port("eth0", false)));
+        assert_eq!(way.to_string(), "interface eth0");
+        assert_eq!(parse("tap=rdma0,trains=off").1, WaySpec::Tap(port("rdma0", false)));
         assert_eq!(way.to_string(), "interface eth0");
         let (_, way) = parse("vxlan=42,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3");
         let remotes = ["192.0.2.2", "192.0.2.3"].map(|text| text.parse().unwrap()).to_vec();
@@ -187,13 +209,14 @@ mod tests {
             ("network=a", "tap=NAME, interface=NAME or vxlan=VNI is missing".to_owned()),
             ("tap", "\"tap\" is not KEY=VALUE".to_owned()),
             ("tap=", "\"tap=\" is not KEY=VALUE".to_owned()),
-            ("top=a", "unknown key \"top\"; there are tap, interface, vxlan, local, remote, port, network".to_owned()),
+            ("top=a", "unknown key \"top\"; there are tap, interface, trains, vxlan, local, remote, port, network".to_owned()),
             ("tap=a,tap=b", "\"tap\" is given twice".to_owned()),
             ("vxlan=1,tap=a", "tap and vxlan exclude each other".to_owned()),
             ("vxlan=1,interface=a", "interface and vxlan exclude each other".to_owned()),
             ("interface=a,tap=a", "tap and interface exclude each other".to_owned()),
             ("tap=a,port=1", "\"port\" is for vxlan only".to_owned()),
             ("interface=a,remote=192.0.2.1", "\"remote\" is for vxlan only".to_owned()),
+            ("tap=a,trains=no", "trains: \"no\" is not on or off".to_owned()),
             ("vxlan=1,remote=192.0.2.1", "local=ADDRESS is missing".to_owned()),
             ("vxlan=1,local=192.0.2.1", "remote=ADDRESS is missing".to_owned()),
             ("vxlan=16777216,tap=a", format!("vxlan: \"16777216\" {number} 0 to 16777215")),
@@ -205,6 +228,8 @@ mod tests {
         ] {
             assert_eq!(error(spec), reason);
         }
+        let trains = "\"trains\" is for tap and interface only";
+        assert_eq!(error(&format!("{ends},trains=off")), trains);
         let version = "remote: fd00::1 and the local address are not of the same version of IP";
         assert_eq!(error(&format!("{ends},remote=fd00::1")), version);
         for again in ["192.0.2.1", "192.0.2.2"] {

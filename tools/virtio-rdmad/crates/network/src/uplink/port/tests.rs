@@ -28,7 +28,12 @@ struct End {
 
 impl End {
     fn open(name: &str, station: Mac) -> Self {
-        Self { port: Port::socket(name, Some(&[station])).unwrap(), counters: Counters::new(name) }
+        Self::with_trains(name, station, true)
+    }
+
+    fn with_trains(name: &str, station: Mac, trains: bool) -> Self {
+        let port = Port::socket(&spec(name, trains), name, Some(&[station])).unwrap();
+        Self { port, counters: Counters::new(name) }
     }
 
     /// Sends a packet, or a train if there is a segment, whose UDP header is said to be at `udp`.
@@ -51,6 +56,10 @@ impl End {
     fn count(&self, name: &str) -> u64 {
         self.counters.read()[name]
     }
+}
+
+fn spec(name: &str, trains: bool) -> PortSpec {
+    PortSpec { name: name.to_owned(), trains }
 }
 
 /// The bytes of the headers of [`packet`], and where its UDP header is.
@@ -81,6 +90,52 @@ fn trains_go_as_they_are_until_the_kernel_refuses_one() {
             assert_eq!(came, [(HEADERS + 1000, 0), (HEADERS + 1000, 0), (HEADERS + 500, 0)]);
         }
         assert_eq!((near.count("tx_frames"), near.count("tx_lost")), (7, 0));
+    });
+}
+
+/// Segmentation by a network card may spoil the identifications of IPv4, so an administrator can do without trains.
+#[test]
+fn no_train_goes_where_none_is_wanted() {
+    in_namespace("no_train_goes_where_none_is_wanted", || {
+        let (near, far) = (End::with_trains("near", NEAR, false), End::open("far", FAR));
+        near.send(2500, 1000, UDP);
+        let came: Vec<_> = (0..3).map(|_| far.wait()).collect();
+        assert_eq!(came, [(HEADERS + 1000, 0), (HEADERS + 1000, 0), (HEADERS + 500, 0)]);
+        assert_eq!((near.count("tx_frames"), near.count("tx_lost")), (3, 0));
+    });
+}
+
+/// A tap is given single packets then, also when it was made again, and trains that come stay whole.
+#[test]
+fn a_tap_without_trains_is_given_packets() {
+    in_namespace("a_tap_without_trains_is_given_packets", || {
+        let make = || run("ip tuntap add name tap0 mode tap");
+        make();
+        let open = |trains| Port::tap(&spec("tap0", trains), true);
+        let counters = Counters::new("tap0");
+        let sent = |port: &Port| {
+            let (mut frame, before) = (packet(2500), counters.read()["tx_frames"]);
+            port.send(Segments { frame: &mut frame, segment: 1000, udp: UDP }, &counters);
+            counters.read()["tx_frames"] - before
+        };
+        let port = match open(true) {
+            Ok(port) => port,
+            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
+        };
+        run("ip link set tap0 up");
+        let Interface::Tap(tap) = &port.interface else { panic!("this is a tap") };
+        let kernel_takes_trains = tap.takes_trains();
+        assert_eq!(sent(&port), if kernel_takes_trains { 1 } else { 3 });
+        drop(port);
+        let port = open(false).unwrap();
+        let Interface::Tap(tap) = &port.interface else { panic!("this is a tap") };
+        assert_eq!(tap.takes_trains(), kernel_takes_trains, "those that come");
+        assert_eq!(sent(&port), 3);
+        run("ip link del tap0");
+        make();
+        run("ip link set tap0 up");
+        assert_eq!(follow(&port), Ok(true));
+        assert_eq!(sent(&port), 3);
     });
 }
 
@@ -128,7 +183,7 @@ fn a_tap_that_is_made_again_is_followed() {
     in_namespace("a_tap_that_is_made_again_is_followed", || {
         let make = || run("ip tuntap add name tap0 mode tap");
         make();
-        let port = match Port::tap("tap0", true) {
+        let port = match Port::tap(&spec("tap0", true), true) {
             Ok(port) => port,
             Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
         };
