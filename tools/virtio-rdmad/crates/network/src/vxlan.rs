@@ -3,6 +3,7 @@
 //! of congestion at both ends of such a tunnel (RFC 6040). It does no I/O.
 
 pub mod congestion;
+pub mod inner;
 
 use std::str::FromStr;
 

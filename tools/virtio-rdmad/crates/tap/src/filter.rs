@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program by which the kernel chooses the frames that a packet socket gets: a classic BPF program
-//! (the kernel's Documentation/networking/filter.rst).
+//! The programs by which the kernel chooses what a socket gets: classic BPF programs (the kernel's
+//! Documentation/networking/filter.rst). That of a packet socket lets some frames pass.
 //!
 //! It sees a frame without the tag of its VLAN, which the kernel keeps elsewhere.
 
@@ -48,6 +48,11 @@ pub fn program(stations: Option<&[[u8; 6]]>) -> Vec<sock_filter> {
         }
     }
     program
+}
+
+/// Makes the program that lets nothing pass.
+pub fn nothing() -> Vec<sock_filter> {
+    vec![end(0)]
 }
 
 /// Goes on behind itself with packets of RoCE v2 alone.

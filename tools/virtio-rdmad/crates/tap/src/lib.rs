@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Network interfaces of the kernel over which a process sends and receives frames: a tap, whose frames
 //! are those of the process (the kernel's Documentation/networking/tuntap.rst), and a packet socket on any
-//! other interface ([`PacketSocket`]).
+//! other interface ([`PacketSocket`]). A tunnel between processes sends its datagrams by a [`UdpSender`].
 //!
-//! Each frame has a header of VIRTIO in front (`struct virtio_net_hdr`, VIRTIO 1.3, 5.1.6), by which one
+//! On interfaces, each frame has a header of VIRTIO in front (`struct virtio_net_hdr`, VIRTIO 1.3, 5.1.6), by which one
 //! call moves a train: a frame with several UDP datagrams of one flow. Where the kernel must, it takes
 //! the train apart (segmentation offload). Linux 6.2 and later do this (for taps TUN_F_USO4 and
 //! TUN_F_USO6).
@@ -12,6 +12,7 @@ mod filter;
 mod header;
 mod packet_socket;
 mod packet_tap;
+mod udp_sender;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, Read, Write};
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use header::TrainShape;
 pub use packet_socket::PacketSocket;
 pub use packet_tap::PacketTap;
+pub use udp_sender::UdpSender;
 
 /// A tap that was opened.
 #[derive(Debug)]

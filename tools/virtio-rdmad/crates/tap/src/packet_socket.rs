@@ -337,7 +337,8 @@ fn tag(control: &[u8]) -> Option<[u8; TAG]> {
     Some([a, b, c, d])
 }
 
-fn succeeded(status: libc::c_int) -> Result<(), Error> {
+/// Returns the error of the system call that has returned a negative status.
+pub fn succeeded(status: libc::c_int) -> Result<(), Error> {
     if status < 0 {
         return Err(Error::last_os_error());
     }

@@ -18,11 +18,12 @@ pub enum Direction {
     Out,
 }
 
-/// Asks for room for packets that wait at a socket of an uplink. A process with CAP_NET_ADMIN gets it. Another one gets
+/// Asks for room for packets that wait at each of some sockets of an uplink. A process with CAP_NET_ADMIN gets it. Another one gets
 /// what the system's limits allow; if that is less, packets are lost sooner, and a line in the log says so.
-pub fn enlarge(socket: impl AsFd, direction: Direction, uplink: &str) {
-    let granted = match ask(socket, direction, WANTED) {
-        Ok(granted) => granted,
+pub fn enlarge<S: AsFd>(sockets: impl IntoIterator<Item = S>, direction: Direction, uplink: &str) {
+    let granted = sockets.into_iter().map(|socket| ask(socket, direction, WANTED));
+    let granted = match granted.collect::<Result<Vec<_>>>() {
+        Ok(granted) => granted.into_iter().min().unwrap_or(WANTED),
         Err(error) => return tracing::warn!(uplink, %error, "no room for packets that wait"),
     };
     if let Some((packets, limit)) = shortage(direction, granted) {

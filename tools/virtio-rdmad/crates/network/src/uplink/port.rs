@@ -48,15 +48,11 @@ impl Port {
     }
 
     /// Opens a packet socket for these stations, as [`PacketSocket::open`]. `uplink` is its name in the log.
-    pub fn socket(
-        spec: &PortSpec,
-        uplink: &str,
-        stations: Option<&[Mac]>,
-    ) -> Result<Self, Error> {
+    pub fn socket(spec: &PortSpec, uplink: &str, stations: Option<&[Mac]>) -> Result<Self, Error> {
         let PortSpec { name, trains } = spec;
         let socket = PacketSocket::open(name, stations)?;
-        buffers::enlarge(&socket, Direction::In, uplink);
-        buffers::enlarge(&socket, Direction::Out, uplink);
+        buffers::enlarge([&socket], Direction::In, uplink);
+        buffers::enlarge([&socket], Direction::Out, uplink);
         // Whether a kernel takes trains is known when it refuses the first one.
         let gives_trains = (*trains).into();
         Ok(Self { interface: Interface::Socket(socket), trains: *trains, gives_trains })

@@ -7,22 +7,24 @@
 //! them (head-end replication); no frame goes from one of them to another one.
 
 use std::cell::RefCell;
-use std::io::{Error, IoSliceMut};
+use std::io::{Error, ErrorKind, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
+use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
 use roce::{Segments, Split};
 use rustix::net::sockopt;
+use tap::UdpSender;
 
 use super::buffers::{self, Direction};
 use super::counters::{Counters, UplinkCounter};
 use super::spec::TunnelSpec;
 use crate::forwarding::{self, Learnt, Mac, Table, AGEING_TIME};
 use crate::vxlan::congestion::{self, Ecn};
-use crate::vxlan::{self, Vni};
+use crate::vxlan::{self, inner, Vni};
 
 /// Most MAC addresses that the tunnel knows the places of.
 const STATIONS: usize = 4096;
@@ -34,6 +36,11 @@ const BUFFER: usize = 64 << 10;
 /// `UDP_MAX_SEGMENTS` before Linux 6.9).
 const MOST_BYTES: usize = 65_000;
 const MOST_DATAGRAMS: usize = 64;
+/// The number of ports that frames are sent from. Each flow has one of them, so that flows have different paths, members
+/// of a link aggregation and receive queues, and the frames of one flow keep their order.
+const SENDERS: usize = 16;
+/// The first port that frames are sent from (RFC 7348, section 5).
+const FIRST_PORT: u16 = 49152;
 
 thread_local! {
     /// Datagrams that are being made.
@@ -43,8 +50,11 @@ thread_local! {
 /// The end of a tunnel.
 #[derive(Debug)]
 pub struct Tunnel {
+    /// The socket to which packets come, and which sends nothing.
     socket: UdpSocket,
     state: UdpSocketState,
+    /// The sockets that send.
+    senders: Vec<UdpSender>,
     vni: Vni,
     remotes: Vec<Remote>,
     /// The remote of each address, as an index of `remotes`.
@@ -57,6 +67,21 @@ struct Remote {
     address: SocketAddr,
     /// Bytes of the longest datagram that the route to it carries.
     most: usize,
+    /// Whether the kernel takes several datagrams to it at once.
+    takes_trains: AtomicBool,
+}
+
+/// Datagrams of one flow.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing<'a> {
+    /// The number of the flow.
+    flow: u64,
+    /// The traffic class of the packets around the frames.
+    class: u8,
+    /// The bytes of each datagram but the last, which may have fewer.
+    size: usize,
+    /// The datagrams, one behind the other.
+    bytes: &'a [u8],
 }
 
 impl Tunnel {
@@ -64,14 +89,17 @@ impl Tunnel {
     pub fn open(spec: &TunnelSpec) -> Result<Self, Error> {
         let socket = UdpSocket::bind((spec.local, spec.port))?;
         let state = UdpSocketState::new((&socket).into())?;
-        buffers::enlarge(&socket, Direction::In, &spec.to_string());
+        let senders = senders(spec.local)?;
+        buffers::enlarge([&socket], Direction::In, &spec.to_string());
+        buffers::enlarge(&senders, Direction::Out, &spec.to_string());
         let remote = |ip: &IpAddr| {
             let address = SocketAddr::new(*ip, spec.port);
-            Ok(Remote { address, most: longest_datagram(spec.local, address)? })
+            let most = longest_datagram(spec.local, address)?;
+            Ok(Remote { address, most, takes_trains: true.into() })
         };
         let remotes = spec.remotes.iter().map(remote).collect::<Result<_, Error>>()?;
         let stations = Mutex::new(Table::new(STATIONS, AGEING_TIME));
-        Ok(Self { socket, state, vni: spec.vni, remotes, stations })
+        Ok(Self { socket, state, senders, vni: spec.vni, remotes, stations })
     }
 
     /// Returns the room that [`Tunnel::receive`] needs.
@@ -92,11 +120,7 @@ impl Tunnel {
     ) -> Result<(), Error> {
         let mut metas = [RecvMeta::default(); BUFFERS];
         let mut buffers: Vec<_> = room.chunks_mut(BUFFER).map(IoSliceMut::new).collect();
-        let count = match self.state.recv((&self.socket).into(), &mut buffers, &mut metas) {
-            Ok(count) => count,
-            Err(error) if is_of_a_sent_datagram(&error) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let count = self.state.recv((&self.socket).into(), &mut buffers, &mut metas)?;
         let now = Instant::now();
         for (buffer, meta) in buffers.iter_mut().zip(&metas[..count]) {
             let len = meta.len.min(buffer.len());
@@ -166,17 +190,18 @@ impl Tunnel {
     /// Sends a frame, or counts it as lost. Returns to how many other ends it went.
     pub fn send(&self, segments: Segments<'_>, counters: &Counters) -> usize {
         let Some((destination, _)) = forwarding::addresses(segments.frame) else { return 0 };
-        let ecn = codepoint(congestion::of(segments.frame));
+        let (flow, ecn) = (inner::flow(segments.frame), congestion::of(segments.frame));
         DATAGRAMS.with_borrow_mut(|datagrams| {
             datagrams.clear();
             let size = self.wrap(segments, datagrams);
+            let outgoing = Outgoing { flow, class: ecn.bits(), size, bytes: datagrams };
             if let Some(remote) = self.find(destination) {
-                self.send_to(remote, datagrams, size, ecn, counters);
+                self.send_to(remote, outgoing, counters);
                 return 1;
             }
             counters.count(UplinkCounter::TxFlooded);
             for remote in &self.remotes {
-                self.send_to(remote, datagrams, size, ecn, counters);
+                self.send_to(remote, outgoing, counters);
             }
             self.remotes.len()
         })
@@ -206,49 +231,35 @@ impl Tunnel {
         self.remotes.get(self.stations().find(mac, Instant::now())?)
     }
 
-    /// Sends datagrams of `size` bytes each, of which the last one may have fewer, to a remote.
-    fn send_to(
-        &self,
-        remote: &Remote,
-        datagrams: &[u8],
-        size: usize,
-        ecn: Option<EcnCodepoint>,
-        counters: &Counters,
-    ) {
-        if size > remote.most {
-            let Remote { address, most } = remote;
+    /// Sends datagrams to a remote.
+    fn send_to(&self, remote: &Remote, outgoing: Outgoing<'_>, counters: &Counters) {
+        let Outgoing { flow, class, size, bytes } = outgoing;
+        let (Remote { address, most, takes_trains }, ip) = (remote, remote.address.ip());
+        let Some(segment) = u16::try_from(size).ok().filter(|_| (1..=*most).contains(&size)) else {
             return counters.report(
                 UplinkCounter::TxTooLong,
-                format_args!(
-                    "a packet of {size} bytes to {}: its route carries {most}",
-                    address.ip()
-                ),
+                format_args!("a packet of {size} bytes to {ip}: its route carries {most}"),
             );
-        }
-        let together = (MOST_BYTES / size.max(1)).clamp(1, self.most_together());
-        for contents in datagrams.chunks(size * together) {
-            let datagrams = || contents.chunks(size);
-            let transmit = Transmit {
-                destination: remote.address,
-                ecn,
-                contents,
-                segment_size: Some(size),
-                src_ip: None,
-            };
-            match self.state.try_send((&self.socket).into(), &transmit) {
-                Ok(()) => datagrams().for_each(|_| _ = counters.count(UplinkCounter::TxFrames)),
-                Err(error) => datagrams().for_each(|_| {
-                    let ip = remote.address.ip();
-                    counters
-                        .report(UplinkCounter::TxLost, format_args!("a packet to {ip}: {error}"));
-                }),
+        };
+        let index = usize::try_from(flow % self.senders.len() as u64).unwrap_or(0);
+        let sender = &self.senders[index];
+        let send = |part: &[u8]| sender.send(*address, class, part, segment);
+        let together = if takes_trains.load(Ordering::Relaxed) { MOST_DATAGRAMS } else { 1 };
+        for part in bytes.chunks(size * (MOST_BYTES / size).clamp(1, together)) {
+            match send(part) {
+                Err(error) if part.len() > size && is_of_a_train(&error) => {
+                    let sent = part.chunks(size).map(|datagram| count(send(datagram), 1, ip, counters));
+                    // Otherwise there is another reason than that they were together.
+                    if sent.filter(|is_sent| *is_sent).count() > 0
+                        && takes_trains.swap(false, Ordering::Relaxed)
+                    {
+                        let uplink = counters.uplink();
+                        tracing::info!(uplink, remote = %ip, %error, "packets go there one by one");
+                    }
+                }
+                sent => _ = count(sent, part.len().div_ceil(size), ip, counters),
             }
         }
-    }
-
-    /// Returns how many datagrams the kernel takes at once. One, if its network card takes no more.
-    fn most_together(&self) -> usize {
-        self.state.max_gso_segments().clamp(1, MOST_DATAGRAMS)
     }
 
     fn stations(&self) -> std::sync::MutexGuard<'_, Table<usize>> {
@@ -273,22 +284,38 @@ fn longest_datagram(local: IpAddr, remote: SocketAddr) -> Result<usize, Error> {
     Ok((mtu as usize).min(MOST_BYTES).saturating_sub(headers))
 }
 
-/// Returns whether an error tells of a datagram that was sent before: nobody listens there, or no route
-/// leads there.
-fn is_of_a_sent_datagram(error: &Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EMSGSIZE)
-    )
+/// Opens the sockets that send, at the first ports that nobody has.
+fn senders(local: IpAddr) -> Result<Vec<UdpSender>, Error> {
+    let mut senders = Vec::new();
+    for port in FIRST_PORT..=u16::MAX {
+        match UdpSender::open((local, port).into()) {
+            Ok(sender) => senders.push(sender),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+        if senders.len() == SENDERS {
+            return Ok(senders);
+        }
+    }
+    Err(ErrorKind::AddrInUse.into())
 }
 
-fn codepoint(ecn: Ecn) -> Option<EcnCodepoint> {
-    match ecn {
-        Ecn::NotEct => None,
-        Ecn::Ect0 => Some(EcnCodepoint::Ect0),
-        Ecn::Ect1 => Some(EcnCodepoint::Ect1),
-        Ecn::Ce => Some(EcnCodepoint::Ce),
+/// Returns whether an error may be one of several datagrams that are sent together.
+fn is_of_a_train(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO))
+}
+
+/// Counts datagrams to an address. Returns whether they were sent.
+fn count(sent: Result<(), Error>, datagrams: usize, to: IpAddr, counters: &Counters) -> bool {
+    for _ in 0..datagrams {
+        match &sent {
+            Ok(()) => _ = counters.count(UplinkCounter::TxFrames),
+            Err(error) => {
+                counters.report(UplinkCounter::TxLost, format_args!("a packet to {to}: {error}"));
+            }
+        }
     }
+    sent.is_ok()
 }
 
 fn outer_mark(ecn: Option<EcnCodepoint>) -> Ecn {

@@ -2,6 +2,8 @@
 //! Explicit congestion notification over a tunnel (RFC 6040): what marks the packets have between its
 //! ends, and how a frame that leaves the tunnel shows that it met congestion there.
 
+use super::inner::{ip, traffic_class, Version};
+
 /// Explicit congestion notification: two bits (RFC 3168, section 5).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Ecn {
@@ -27,7 +29,7 @@ impl Ecn {
     }
 
     /// Returns the two bits.
-    fn bits(self) -> u8 {
+    pub fn bits(self) -> u8 {
         match self {
             Self::NotEct => 0,
             Self::Ect1 => 1,
@@ -45,11 +47,7 @@ pub struct Congested;
 /// Returns what an IP packet in a frame says, which the packet around it is to say as well (normal mode,
 /// RFC 6040, section 4.1); `NotEct` for a frame without an IP packet.
 pub fn of(frame: &[u8]) -> Ecn {
-    match ip(frame) {
-        Some((Version::Four, at)) => Ecn::of(frame[at + 1]),
-        Some((Version::Six, at)) => Ecn::of(frame[at + 1] >> 4),
-        None => Ecn::NotEct,
-    }
+    Ecn::of(traffic_class(frame))
 }
 
 /// Writes into a frame that leaves the tunnel what the packet around it met.
@@ -88,39 +86,11 @@ fn correct_checksum(header: &mut [u8], old: u8) {
     header[10..12].copy_from_slice(&(!sum).to_be_bytes()[2..]);
 }
 
-/// A version of IP.
-#[derive(Clone, Copy, Debug)]
-enum Version {
-    Four,
-    Six,
-}
-
-/// EtherTypes (IEEE 802): IPv4, IPv6 and the tag of a VLAN.
-const IPV4: [u8; 2] = [0x08, 0x00];
-const IPV6: [u8; 2] = [0x86, 0xdd];
-const VLAN: [u8; 2] = [0x81, 0x00];
-
-/// Returns where the header of an IP packet is in a frame, if the frame has all of that header without
-/// options and extensions. The frame has one tag of a VLAN at most.
-fn ip(frame: &[u8]) -> Option<(Version, usize)> {
-    let kind = |at: usize| frame.get(at..)?.first_chunk::<2>();
-    let (kind, at) = match *kind(12)? {
-        VLAN => (*kind(16)?, 18),
-        untagged => (untagged, 14),
-    };
-    let version = frame.get(at)? >> 4;
-    let has = |len: usize| frame.len() >= at + len;
-    match kind {
-        IPV4 if version == 4 && has(20) => Some((Version::Four, at)),
-        IPV6 if version == 6 && has(40) => Some((Version::Six, at)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::inner::{IPV4, IPV6};
     use super::*;
 
     const ALL: [Ecn; 4] = [Ecn::NotEct, Ecn::Ect1, Ecn::Ect0, Ecn::Ce];

@@ -126,6 +126,58 @@ fn a_train_goes_as_packets() {
     assert_eq!(b.wait_for(63), expected);
 }
 
+/// Returns a frame with a UDP datagram from a port.
+fn udp(source_port: u16) -> Vec<u8> {
+    let mut packet = frame(mac(2), mac(1), &[0x60, 0, 0, 0, 0, 12, 17, 64]);
+    packet[12..14].copy_from_slice(&[0x86, 0xdd]);
+    packet.extend([0xfd; 32]);
+    packet.extend(source_port.to_be_bytes());
+    packet.extend([0x12, 0xb7, 0, 12, 0, 0, 1, 2, 3, 4]);
+    packet
+}
+
+#[test]
+fn each_flow_has_one_port_and_all_have_many() {
+    let at = [1, 2].map(|end| address(3, end));
+    let a = End::open("7", at[0], &at[1..]);
+    let b = UdpSocket::bind((at[1], vxlan::PORT)).unwrap();
+    let ports = || {
+        let port_of = |flow: u16| {
+            let mut packet = udp(0xc000 + flow);
+            assert_eq!(a.send(&mut packet), 1);
+            let mut room = [0; 200];
+            let (len, from) = b.recv_from(&mut room).unwrap();
+            assert_eq!((&room[8..len], from.ip()), (&packet[..], at[0]));
+            from.port()
+        };
+        (0..400).map(port_of).collect::<Vec<_>>()
+    };
+    let first = ports();
+    let different: std::collections::BTreeSet<_> = first.iter().copied().collect();
+    assert_eq!(different.len(), SENDERS, "{different:?}");
+    assert!(different.iter().all(|port| *port >= FIRST_PORT), "{different:?}");
+    assert_eq!(ports(), first);
+}
+
+/// Another process may have the first ports.
+#[test]
+fn ports_that_others_have_are_left_to_them() {
+    let at = [1, 2].map(|end| address(9, end));
+    let other = UdpSocket::bind((at[0], FIRST_PORT + 3)).unwrap();
+    let (a, b) = (End::open("7", at[0], &at[1..]), End::open("7", at[1], &at[..1]));
+    for flow in 0..400 {
+        let mut packet = udp(flow);
+        a.send(&mut packet);
+        assert_eq!(b.wait(), [packet]);
+    }
+    // What comes to a port that frames are sent from is for nobody.
+    let to = SocketAddr::new(at[0], FIRST_PORT);
+    other.send_to(&[0; 100], to).unwrap();
+    b.send(&mut udp(1));
+    assert_eq!(a.wait().len(), 1);
+    assert_eq!(a.count("rx_malformed"), 0);
+}
+
 #[test]
 fn what_does_not_belong_to_the_network_is_dropped_and_counted() {
     let at = [1, 2, 3].map(|end| address(4, end));
@@ -182,7 +234,9 @@ fn a_mark_of_congestion_goes_through() {
         let mut datagram = vxlan::header(a.tunnel.vni).to_vec();
         datagram.extend(&marked);
         let remote = &a.tunnel.remotes[0];
-        a.tunnel.send_to(remote, &datagram, datagram.len(), codepoint(outer), &a.counters);
+        let (size, bytes) = (datagram.len(), &datagram[..]);
+        let outgoing = Outgoing { flow: 0, class: outer.bits(), size, bytes };
+        a.tunnel.send_to(remote, outgoing, &a.counters);
         let frames = b.wait();
         assert_eq!(frames[0][15] >> 4, expected, "{inner} in {outer:?}");
     }
