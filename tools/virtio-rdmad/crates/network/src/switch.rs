@@ -179,7 +179,8 @@ impl Switch {
             return;
         }
         match &self.uplink {
-            Some(uplink) => _ = uplink.send(Segments { frame, segment: 0, udp: 0 }),
+            // Which classes of traffic a guest may have is said for its device alone.
+            Some(uplink) => _ = uplink.send(Segments { frame, segment: 0, udp: 0 }, false),
             None if forwarding::is_group(destination) => {}
             None => nic.count(NicCounter::RxUnknown),
         }
@@ -199,6 +200,6 @@ impl engine::Uplink for Switch {
                 return 0;
             }
         }
-        self.uplink.as_ref().map_or(0, |uplink| uplink.send(segments))
+        self.uplink.as_ref().map_or(0, |uplink| uplink.send(segments, true))
     }
 }

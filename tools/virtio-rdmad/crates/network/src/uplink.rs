@@ -128,14 +128,15 @@ impl Uplink {
         }
     }
 
-    /// Sends a frame or a train. Returns how many times it has left the host.
-    pub fn send(&self, segments: Segments<'_>) -> usize {
+    /// Sends a frame or a train. `inherits` says whether a tunnel sends it in the class of traffic (DSCP) that it has.
+    /// Returns how many times it has left the host.
+    pub fn send(&self, segments: Segments<'_>, inherits: bool) -> usize {
         match &self.way {
             Way::Port(port) => {
                 port.send(segments, &self.counters);
                 1
             }
-            Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
+            Way::Tunnel(tunnel) => tunnel.send(segments, inherits, &self.counters),
         }
     }
 

@@ -154,6 +154,48 @@ mod tests {
         }
     }
 
+    /// Receives a datagram, and returns its traffic class.
+    fn class_of_next(socket: &UdpSocket) -> u8 {
+        let (mut room, mut control) = ([0; 100], [0_u64; 8]);
+        let mut parts = [std::io::IoSliceMut::new(&mut room)];
+        // SAFETY: Zeros are valid for all members of the structure: integers, and pointers, which may be null.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr().cast();
+        message.msg_iovlen = parts.len();
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: The message names `parts` and `control` with its length, which are borrowed for writing.
+        let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+        assert!(len > 0);
+        let control = control.map(u64::to_ne_bytes);
+        control.as_flattened()[CONTROL_HEADER]
+    }
+
+    #[test]
+    fn each_datagram_has_its_traffic_class() {
+        for loopback in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(receiver) = UdpSocket::bind(loopback) else {
+                eprintln!("skipped: no {loopback}");
+                continue;
+            };
+            let to = receiver.local_addr().unwrap();
+            if to.is_ipv4() {
+                sockopt::set_ip_recvtos(&receiver, true).unwrap();
+            } else {
+                sockopt::set_ipv6_recvtclass(&receiver, true).unwrap();
+            }
+            let sender = UdpSender::open(loopback.parse().unwrap()).unwrap();
+            for class in [0, 0xb8, 0x6a, 0x01] {
+                // Two datagrams have it as one has it.
+                sender.send(to, class, &[7; 20], 10).unwrap();
+                sender.send(to, class, &[7; 20], 20).unwrap();
+                for _ in 0..3 {
+                    assert_eq!(class_of_next(&receiver), class);
+                }
+            }
+        }
+    }
+
     #[test]
     fn nothing_comes_to_it() {
         let sender = UdpSender::open("127.0.0.1:0".parse().unwrap()).unwrap();

@@ -187,14 +187,15 @@ impl Tunnel {
         Some(frame)
     }
 
-    /// Sends a frame, or counts it as lost. Returns to how many other ends it went.
-    pub fn send(&self, segments: Segments<'_>, counters: &Counters) -> usize {
+    /// Sends a frame, or counts it as lost. The packet around it has its marks of congestion (RFC 6040), and with
+    /// `inherits` also its DSCP, else 0. Returns to how many other ends it went.
+    pub fn send(&self, segments: Segments<'_>, inherits: bool, counters: &Counters) -> usize {
         let Some((destination, _)) = forwarding::addresses(segments.frame) else { return 0 };
-        let (flow, ecn) = (inner::flow(segments.frame), congestion::of(segments.frame));
+        let (flow, class) = (inner::flow(segments.frame), outer_class(segments.frame, inherits));
         DATAGRAMS.with_borrow_mut(|datagrams| {
             datagrams.clear();
             let size = self.wrap(segments, datagrams);
-            let outgoing = Outgoing { flow, class: ecn.bits(), size, bytes: datagrams };
+            let outgoing = Outgoing { flow, class, size, bytes: datagrams };
             if let Some(remote) = self.find(destination) {
                 self.send_to(remote, outgoing, counters);
                 return 1;
@@ -316,6 +317,15 @@ fn count(sent: Result<(), Error>, datagrams: usize, to: IpAddr, counters: &Count
         }
     }
     sent.is_ok()
+}
+
+/// Returns the traffic class of the packet around a frame.
+fn outer_class(frame: &[u8], inherits: bool) -> u8 {
+    if inherits {
+        inner::traffic_class(frame)
+    } else {
+        congestion::of(frame).bits()
+    }
 }
 
 fn outer_mark(ecn: Option<EcnCodepoint>) -> Ecn {

@@ -34,7 +34,7 @@ impl End {
 
     /// Sends a frame. Returns to how many ends it went.
     fn send(&self, frame: &mut [u8]) -> usize {
-        self.tunnel.send(Segments { frame, segment: 0, udp: 0 }, &self.counters)
+        self.tunnel.send(Segments { frame, segment: 0, udp: 0 }, true, &self.counters)
     }
 
     /// Takes what has come; frames one behind the other, and nothing if all of it was dropped.
@@ -121,7 +121,7 @@ fn a_train_goes_as_packets() {
         expected.push(copy[packet].to_vec());
     }
     assert_eq!((expected.len(), expected[1].len()), (63, 62 + 1000));
-    a.tunnel.send(Segments { frame: &mut train, segment: 1000, udp: 54 }, &a.counters);
+    a.tunnel.send(Segments { frame: &mut train, segment: 1000, udp: 54 }, true, &a.counters);
     assert_eq!(a.count("tx_frames"), 63, "{:?}", a.counters.read());
     assert_eq!(b.wait_for(63), expected);
 }
@@ -219,6 +219,16 @@ fn what_is_too_long_is_dropped_and_counted() {
     a.send(&mut frame(mac(2), mac(1), &[0; 1428]));
     assert_eq!(a.count("tx_frames"), 1);
     assert_eq!(b.wait()[0].len(), 1442);
+}
+
+#[test]
+fn the_packet_around_has_the_class_of_a_device_and_the_marks_of_all() {
+    let mut packet = udp(1);
+    for (class, of_interface) in [(0xb8, 0), (0xb9, 1), (0x6a, 2), (0xff, 3), (0, 0)] {
+        packet[14..16].copy_from_slice(&[0x60 | class >> 4, class << 4]);
+        assert_eq!([true, false].map(|of| outer_class(&packet, of)), [class, of_interface]);
+    }
+    assert_eq!(outer_class(&frame(mac(2), mac(1), &[0xff; 60]), true), 0);
 }
 
 #[test]
