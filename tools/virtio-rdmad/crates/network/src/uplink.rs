@@ -145,11 +145,18 @@ impl Uplink {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Looks after what carries the packets: goes on with an interface that was removed and made again, and returns
-    /// whether it was. Whoever waits for what comes has to begin once more then. One thread calls this now and then.
+    /// Looks after what carries the packets: looks up the routes of a tunnel, or goes on with an interface that was
+    /// removed and made again, and returns whether it was. Whoever waits for what comes has to begin once more then. One
+    /// thread calls this now and then.
     pub fn look_after(&self) -> bool {
-        let Way::Port(port) = &self.way else { return false };
         let (network, uplink) = (&self.network, &self.name);
+        let port = match &self.way {
+            Way::Port(port) => port,
+            Way::Tunnel(tunnel) => {
+                tunnel.look_after(network, uplink);
+                return false;
+            }
+        };
         match port.follow() {
             Ok(is_new) => {
                 if self.is_gone.swap(false, Ordering::Relaxed) || is_new {

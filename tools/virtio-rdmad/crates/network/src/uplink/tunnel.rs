@@ -10,13 +10,13 @@ use std::cell::RefCell;
 use std::io::{Error, ErrorKind, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
 use roce::{Segments, Split};
-use rustix::net::sockopt;
+use rustix::net::{connect, sockopt};
 use tap::UdpSender;
 
 use super::buffers::{self, Direction};
@@ -55,6 +55,8 @@ pub struct Tunnel {
     state: UdpSocketState,
     /// The sockets that send.
     senders: Vec<UdpSender>,
+    /// A socket by which routes are looked up. It sends nothing.
+    router: UdpSender,
     vni: Vni,
     remotes: Vec<Remote>,
     /// The remote of each address, as an index of `remotes`.
@@ -65,8 +67,8 @@ pub struct Tunnel {
 #[derive(Debug)]
 struct Remote {
     address: SocketAddr,
-    /// Bytes of the longest datagram that the route to it carries.
-    most: usize,
+    /// Bytes of the longest datagram that the route to it carries, when somebody looked last.
+    most: AtomicUsize,
     /// Whether the kernel takes several datagrams to it at once.
     takes_trains: AtomicBool,
 }
@@ -92,14 +94,36 @@ impl Tunnel {
         let senders = senders(spec.local)?;
         buffers::enlarge([&socket], Direction::In, &spec.to_string());
         buffers::enlarge(&senders, Direction::Out, &spec.to_string());
+        let router = UdpSender::open((spec.local, 0).into())?;
         let remote = |ip: &IpAddr| {
             let address = SocketAddr::new(*ip, spec.port);
-            let most = longest_datagram(spec.local, address)?;
+            let most = longest_datagram(&router, address)?.into();
             Ok(Remote { address, most, takes_trains: true.into() })
         };
         let remotes = spec.remotes.iter().map(remote).collect::<Result<_, Error>>()?;
         let stations = Mutex::new(Table::new(STATIONS, AGEING_TIME));
-        Ok(Self { socket, state, senders, vni: spec.vni, remotes, stations })
+        Ok(Self { socket, state, senders, router, vni: spec.vni, remotes, stations })
+    }
+
+    /// Looks up once more what the routes to the remotes carry. One thread calls this now and then. It needs no
+    /// capability.
+    pub fn look_after(&self, network: &str, uplink: &str) {
+        for Remote { address, most, .. } in &self.remotes {
+            // While there is no route, nothing is sent there.
+            let Ok(bytes) = longest_datagram(&self.router, *address) else { continue };
+            let before = most.swap(bytes, Ordering::Relaxed);
+            if before != bytes {
+                let remote = address.ip();
+                tracing::info!(
+                    network,
+                    uplink,
+                    %remote,
+                    before,
+                    bytes,
+                    "the route carries longer or shorter packets than before"
+                );
+            }
+        }
     }
 
     /// Returns the room that [`Tunnel::receive`] needs.
@@ -235,8 +259,9 @@ impl Tunnel {
     /// Sends datagrams to a remote.
     fn send_to(&self, remote: &Remote, outgoing: Outgoing<'_>, counters: &Counters) {
         let Outgoing { flow, class, size, bytes } = outgoing;
-        let (Remote { address, most, takes_trains }, ip) = (remote, remote.address.ip());
-        let Some(segment) = u16::try_from(size).ok().filter(|_| (1..=*most).contains(&size)) else {
+        let (Remote { address, takes_trains, .. }, ip) = (remote, remote.address.ip());
+        let most = remote.most.load(Ordering::Relaxed);
+        let Some(segment) = u16::try_from(size).ok().filter(|_| (1..=most).contains(&size)) else {
             return counters.report(
                 UplinkCounter::TxTooLong,
                 format_args!("a packet of {size} bytes to {ip}: its route carries {most}"),
@@ -249,7 +274,8 @@ impl Tunnel {
         for part in bytes.chunks(size * (MOST_BYTES / size).clamp(1, together)) {
             match send(part) {
                 Err(error) if part.len() > size && is_of_a_train(&error) => {
-                    let sent = part.chunks(size).map(|datagram| count(send(datagram), 1, ip, counters));
+                    let sent =
+                        part.chunks(size).map(|datagram| count(&send(datagram), 1, ip, counters));
                     // Otherwise there is another reason than that they were together.
                     if sent.filter(|is_sent| *is_sent).count() > 0
                         && takes_trains.swap(false, Ordering::Relaxed)
@@ -258,7 +284,7 @@ impl Tunnel {
                         tracing::info!(uplink, remote = %ip, %error, "packets go there one by one");
                     }
                 }
-                sent => _ = count(sent, part.len().div_ceil(size), ip, counters),
+                sent => _ = count(&sent, part.len().div_ceil(size), ip, counters),
             }
         }
     }
@@ -274,13 +300,13 @@ impl AsFd for Tunnel {
     }
 }
 
-/// Returns the bytes of the longest datagram that the route to an address carries at present.
-fn longest_datagram(local: IpAddr, remote: SocketAddr) -> Result<usize, Error> {
-    let socket = UdpSocket::bind((local, 0))?;
-    socket.connect(remote)?;
-    let (mtu, headers) = match local {
-        IpAddr::V4(_) => (sockopt::ip_mtu(&socket)?, 20 + 8),
-        IpAddr::V6(_) => (sockopt::ipv6_mtu(&socket)?, 40 + 8),
+/// Returns the bytes of the longest datagram that the route to an address carries at present. The socket is connected
+/// for this: the kernel looks up the route then.
+fn longest_datagram(router: &UdpSender, remote: SocketAddr) -> Result<usize, Error> {
+    connect(router, &remote)?;
+    let (mtu, headers) = match remote {
+        SocketAddr::V4(_) => (sockopt::ip_mtu(router)?, 20 + 8),
+        SocketAddr::V6(_) => (sockopt::ipv6_mtu(router)?, 40 + 8),
     };
     Ok((mtu as usize).min(MOST_BYTES).saturating_sub(headers))
 }
@@ -307,12 +333,16 @@ fn is_of_a_train(error: &Error) -> bool {
 }
 
 /// Counts datagrams to an address. Returns whether they were sent.
-fn count(sent: Result<(), Error>, datagrams: usize, to: IpAddr, counters: &Counters) -> bool {
+fn count(sent: &Result<(), Error>, datagrams: usize, to: IpAddr, counters: &Counters) -> bool {
     for _ in 0..datagrams {
-        match &sent {
+        match sent {
             Ok(()) => _ = counters.count(UplinkCounter::TxFrames),
             Err(error) => {
-                counters.report(UplinkCounter::TxLost, format_args!("a packet to {to}: {error}"));
+                // The route has changed since somebody looked last.
+                let is_too_long = error.raw_os_error() == Some(libc::EMSGSIZE);
+                let event =
+                    if is_too_long { UplinkCounter::TxTooLong } else { UplinkCounter::TxLost };
+                counters.report(event, format_args!("a packet to {to}: {error}"));
             }
         }
     }

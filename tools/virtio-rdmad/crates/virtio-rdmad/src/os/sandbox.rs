@@ -5,7 +5,8 @@
 //! ([`crate::os::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
 //! that of the control socket accept connections as well; those of switches do
-//! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more.
+//! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more, and look up
+//! its routes.
 //! No thread can open a file, make a socket,
 //! start a program or make memory executable. A system call that is not allowed fails with EPERM and
 //! does not end the process, because the devices of all guests would end with it.
@@ -109,8 +110,10 @@ const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_soc
 const WORK: &[i64] = &[libc::SYS_memfd_create, libc::SYS_move_pages];
 
 /// System calls of the threads of switches, with those of threads that accept connections. They go on with an
-/// interface that was made again, which takes these requests of ioctl, too.
-const SWITCH: &[i64] = &[libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_getsockname];
+/// interface that was made again, which takes these requests of ioctl, too, and connect a socket of UDP to look up a
+/// route.
+const SWITCH: &[i64] =
+    &[libc::SYS_bind, libc::SYS_connect, libc::SYS_epoll_create1, libc::SYS_getsockname];
 const SWITCH_REQUESTS: &[u64] = &[
     libc::SIOCGIFINDEX,
     libc::SIOCGIFNAME,
@@ -278,6 +281,21 @@ mod tests {
             // It is told where memory lies, if this is told at all.
             memory.write(0, &[1]).unwrap();
             assert_eq!(memory.slice(0, 1).unwrap().node().is_some(), knows_nodes);
+        });
+    }
+
+    #[test]
+    fn a_switch_looks_up_routes_and_makes_no_socket() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        alone(move || {
+            Filters::new().unwrap().confine_switch().unwrap();
+            for port in [1, 2] {
+                socket.connect(("127.0.0.1", port)).unwrap();
+                assert!(rustix::net::sockopt::ip_mtu(&socket).unwrap() >= 1500);
+            }
+            let denied = |error: std::io::Error| error.kind() == ErrorKind::PermissionDenied;
+            assert!(std::net::UdpSocket::bind("127.0.0.1:0").is_err_and(denied));
+            assert!(std::fs::File::open("/").is_err_and(denied));
         });
     }
 

@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::*;
+use crate::uplink::namespace::{self, run};
 
 /// The MAC address of a station.
 fn mac(station: u8) -> Mac {
@@ -211,14 +212,65 @@ fn what_does_not_belong_to_the_network_is_dropped_and_counted() {
 #[test]
 fn what_is_too_long_is_dropped_and_counted() {
     let at = [1, 2].map(|end| address(5, end));
-    let mut a = End::open("7", at[0], &at[1..]);
-    let b = End::open("7", at[1], &at[..1]);
-    a.tunnel.remotes[0].most = 1450;
+    let (a, b) = (End::open("7", at[0], &at[1..]), End::open("7", at[1], &at[..1]));
+    a.tunnel.remotes[0].most.store(1450, Ordering::Relaxed);
     a.send(&mut frame(mac(2), mac(1), &[0; 1429]));
     assert_eq!((a.count("tx_too_long"), a.count("tx_frames")), (1, 0));
     a.send(&mut frame(mac(2), mac(1), &[0; 1428]));
     assert_eq!(a.count("tx_frames"), 1);
     assert_eq!(b.wait()[0].len(), 1442);
+}
+
+/// A route that carries less than before does not lose packets without a trace, and one that carries more is used.
+#[test]
+fn the_length_that_a_route_carries_is_followed() {
+    namespace::in_namespace(
+        "uplink::tunnel::tests::the_length_that_a_route_carries_is_followed",
+        || {
+            run("ip link add near type veth peer name far");
+            run("ip addr add 192.0.2.1/24 dev near");
+            run("ip addr add fd00::1/64 dev near nodad");
+            run("ip link set far up");
+            run("ip link set near up");
+            for (local, remote, headers) in
+                [("192.0.2.1", "192.0.2.2", 28), ("fd00::1", "fd00::2", 48)]
+            {
+                run("ip link set near mtu 1500");
+                let [local, remote] = [local, remote].map(|text| text.parse().unwrap());
+                let a = End::open("7", local, &[remote]);
+                let longest = |mtu: usize| mtu - headers - vxlan::HEADER;
+                let send =
+                    |mtu: usize| a.send(&mut frame(mac(2), mac(1), &vec![0; longest(mtu) - 14]));
+                let counts = || ["tx_frames", "tx_too_long", "tx_lost"].map(|name| a.count(name));
+                send(1500);
+                assert_eq!(counts(), [1, 0, 0]);
+                send(1501);
+                assert_eq!(counts(), [1, 1, 0]);
+                run("ip link set near mtu 1400");
+                send(1500);
+                assert_eq!(counts(), [1, 2, 0], "the kernel says so");
+                let mut train = udp(1);
+                train.resize(62 + 3 * 1360, 7);
+                a.tunnel.send(
+                    Segments { frame: &mut train, segment: 1360, udp: 54 },
+                    true,
+                    &a.counters,
+                );
+                assert_eq!((counts()[0], counts()[2]), (1, 0));
+                assert!(a.tunnel.remotes[0].takes_trains.load(Ordering::Relaxed), "it is too long");
+                a.tunnel.look_after("default", "tunnel");
+                let before = counts()[1];
+                send(1401);
+                send(1400);
+                assert_eq!(counts(), [2, before + 1, 0]);
+                run("ip link set near mtu 9000");
+                a.tunnel.look_after("default", "tunnel");
+                send(9000);
+                send(9001);
+                assert_eq!(counts(), [3, before + 2, 0]);
+            }
+        },
+    );
 }
 
 #[test]
