@@ -35,7 +35,7 @@ _virtio_rdmad() {
 	--uplink)
 		local first='' rest=$cur
 		[[ $cur != *,* ]] || { first="${cur%,*}," rest=${cur##*,}; }
-		mapfile -t COMPREPLY < <(compgen -P "$first" -W 'tap= interface= trains=on trains=off vxlan= local= remote= port= network=' -- "$rest")
+		mapfile -t COMPREPLY < <(compgen -P "$first" -W 'tap= interface= trains=on trains=off vxlan= local= remote= port= carrier= network=' -- "$rest")
 		compopt -o nospace
 		return
 		;;

@@ -8,6 +8,8 @@ use memory::Helpers;
 
 use crate::base::address::Address;
 use crate::base::host::{system_random, Clock, SystemClock, Uplink};
+use crate::base::port::PortState;
+use crate::base::queues::Queue;
 use crate::config::DeviceConfig;
 use crate::device::Device;
 use crate::transport::fabric_core::FabricCore;
@@ -80,6 +82,14 @@ impl Fabric {
         // A tag with the number 0 tells of a priority alone.
         let address = |gid, vlan: Option<u16>| Address { gid, vlan: vlan.filter(|it| *it != 0) };
         roce::source(frame).is_none_or(|(gid, vlan)| self.core.is_of(mac, &address(gid, vlan)))
+    }
+
+    /// Says whether the port of each device is active, or down because other hosts are not reached. An event tells each
+    /// guest of a change, and of the first call. Before that the ports are active. Messages go in any case. Any thread may
+    /// call this.
+    pub fn set_port(&self, is_active: bool) {
+        let state = if is_active { PortState::Active } else { PortState::Down };
+        self.core.set_port_state(state, |hca| hca.make_ready(hca.jobs.number(Queue::Event)));
     }
 
     /// Adds a guest's device. It leaves when the last handle to it is dropped.

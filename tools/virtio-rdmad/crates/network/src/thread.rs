@@ -126,7 +126,7 @@ impl<'a> Turns<'a> {
         }
         epoll::add(&epoll, switch.changes.as_fd(), data(Source::Changes), edge)?;
         let (watches, sessions, is_uplink_ready) = Default::default();
-        let look_at = Instant::now() + LOOK;
+        let look_at = Instant::now();
         let mut this =
             Self { switch, fabric, intake, watches, epoll, sessions, is_uplink_ready, look_at };
         this.follow_changes()?;
@@ -177,6 +177,9 @@ impl<'a> Turns<'a> {
             return Ok(());
         }
         self.look_at = now + LOOK;
+        if let Some(has_carrier) = uplink.has_carrier() {
+            self.fabric.set_port(has_carrier);
+        }
         let is_new = uplink.look_after();
         if let Some(intake) = self.intake.filter(|_| is_new && self.watches) {
             epoll::delete(&self.epoll, intake)?;

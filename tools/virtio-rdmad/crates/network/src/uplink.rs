@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use roce::Segments;
+use tap::Carrier;
 
 use crate::forwarding::Mac;
 use counters::Counters;
@@ -41,6 +42,10 @@ pub struct Uplink {
     pub counters: Counters,
     /// Whether what carries the packets is gone.
     is_gone: AtomicBool,
+    /// The carrier that the ports of the guests follow, if there is one.
+    carrier: Option<Carrier>,
+    /// Whether that was there when somebody looked last.
+    had_carrier: AtomicBool,
 }
 
 /// The way that carries the packets.
@@ -51,15 +56,18 @@ enum Way {
 }
 
 impl Uplink {
-    /// Opens the uplink of the network of this name. `have_nics` says whether guests of it have network interfaces, and
-    /// `stations` are the MAC addresses of its guests; `None`: one of them has an address that is not known.
+    /// Opens the uplink of the network of this name. The ports of its guests follow the interface `carrier`, if there is
+    /// to be one. `have_nics` says whether guests of it have network interfaces, and `stations` are the MAC addresses of
+    /// its guests; `None`: one of them has an address that is not known.
     ///
     /// # Errors
     ///
-    /// The way of the packets is not there, belongs to another process, or cannot carry them to network interfaces.
+    /// The way of the packets is not there, belongs to another process, or cannot carry them to network interfaces; or
+    /// there is no interface `carrier`.
     pub fn open(
         network: &str,
         way: &WaySpec,
+        carrier: Option<&str>,
         have_nics: bool,
         stations: Option<&[Mac]>,
     ) -> Result<Arc<Self>, Error> {
@@ -81,8 +89,18 @@ impl Uplink {
         };
         adapters::warn(Path::new(adapters::SYSFS), network, way);
         let (way, counters) = (opened, Counters::new(&name));
-        let (network, is_gone) = (network.to_owned(), false.into());
-        Ok(Arc::new(Self { way, network, name, takes_nics, counters, is_gone }))
+        let carrier = carrier.map(Carrier::open).transpose()?;
+        let (network, is_gone, had_carrier) = (network.to_owned(), false.into(), true.into());
+        Ok(Arc::new(Self {
+            way,
+            network,
+            name,
+            takes_nics,
+            counters,
+            is_gone,
+            carrier,
+            had_carrier,
+        }))
     }
 
     /// Sets the MAC addresses of the guests to which the uplink carries packets, as in [`Self::open`]. Any thread may
@@ -171,6 +189,29 @@ impl Uplink {
                 false
             }
         }
+    }
+
+    /// Returns whether the interface that the ports of the guests follow has a carrier; `None` if they follow no
+    /// interface. One thread calls this now and then.
+    pub fn has_carrier(&self) -> Option<bool> {
+        let has_carrier = self.carrier.as_ref()?.is_up();
+        if self.had_carrier.swap(has_carrier, Ordering::Relaxed) != has_carrier {
+            let (network, uplink) = (&self.network, &self.name);
+            if has_carrier {
+                tracing::info!(
+                    network,
+                    uplink,
+                    "there is a carrier again: the ports of the guests are up"
+                );
+            } else {
+                tracing::warn!(
+                    network,
+                    uplink,
+                    "there is no carrier: the ports of the guests are down"
+                );
+            }
+        }
+        Some(has_carrier)
     }
 
     /// Returns the counters by name.

@@ -2,12 +2,14 @@
 //! Network interfaces of the kernel over which a process sends and receives frames: a tap, whose frames
 //! are those of the process (the kernel's Documentation/networking/tuntap.rst), and a packet socket on any
 //! other interface ([`PacketSocket`]). A tunnel between processes sends its datagrams by a [`UdpSender`].
+//! A [`Carrier`] tells whether an interface is of use.
 //!
 //! On interfaces, each frame has a header of VIRTIO in front (`struct virtio_net_hdr`, VIRTIO 1.3, 5.1.6), by which one
 //! call moves a train: a frame with several UDP datagrams of one flow. Where the kernel must, it takes
 //! the train apart (segmentation offload). Linux 6.2 and later do this (for taps TUN_F_USO4 and
 //! TUN_F_USO6).
 
+mod carrier;
 mod filter;
 mod header;
 mod packet_socket;
@@ -20,6 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use carrier::Carrier;
 pub use header::TrainShape;
 pub use packet_socket::PacketSocket;
 pub use packet_tap::PacketTap;
@@ -110,9 +113,7 @@ impl Tap {
 
 /// Opens what becomes the end of the tap of this name.
 fn open(name: &str) -> Result<File, Error> {
-    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['\0', '/']) {
-        return Err(ErrorKind::InvalidInput.into());
-    }
+    request_for(name).ok_or(ErrorKind::InvalidInput)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")
 }
@@ -122,6 +123,18 @@ fn request() -> libc::ifreq {
     // SAFETY: Zeros are valid for all members of the structure: integers, addresses made of integers, and a
     // raw pointer, which may be null.
     unsafe { std::mem::zeroed() }
+}
+
+/// Returns a request that names an interface; `None` if no interface can have the name.
+fn request_for(name: &str) -> Option<libc::ifreq> {
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['\0', '/']) {
+        return None;
+    }
+    let mut request = request();
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    Some(request)
 }
 
 /// Returns whether a file is the end of an interface that is there.
@@ -134,10 +147,7 @@ fn is_attached(file: &File) -> bool {
 /// Makes a file that [`open`] has opened the end of the tap of this name, with these flags besides those that every tap
 /// has here (`IFF_…`).
 fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<(), Error> {
-    let mut request = request();
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = libc::c_char::from_ne_bytes([from]);
-    }
+    let mut request = request_for(name).ok_or(ErrorKind::InvalidInput)?;
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | flags;
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
     // SAFETY: The request is a whole `ifreq`, which TUNSETIFF reads and writes.

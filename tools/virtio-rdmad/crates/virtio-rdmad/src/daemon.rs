@@ -417,7 +417,8 @@ fn networks(
         let have_nics = guests.iter().any(|guest| guest.nic.is_some());
         let stations = stations(guests.iter().copied());
         let way = spec.way()?;
-        let opened = Uplink::open(&spec.network, &way, have_nics, stations.as_deref());
+        let (carrier, stations) = (spec.carrier.as_deref(), stations.as_deref());
+        let opened = Uplink::open(&spec.network, &way, carrier, have_nics, stations);
         let failed = |error| DaemonError::Way { name: way.to_string(), error };
         if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
             return Err(DaemonError::Uplink(spec.network.clone()));

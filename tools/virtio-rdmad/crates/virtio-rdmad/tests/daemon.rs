@@ -479,16 +479,47 @@ fn guests_come_and_go() {
     daemon.end();
 }
 
+/// Returns what runs the program in a network namespace with a pair of veth, of which `near` is up, behind these
+/// commands; `None` if this process may make no namespace.
+fn in_namespace(commands: &str) -> Option<Command> {
+    if !Command::new("unshare").args(["--net", "true"]).status().unwrap().success() {
+        eprintln!("skipped: this process may not make a network namespace");
+        return None;
+    }
+    let pair = "ip link add near type veth peer name far && ip link set near up";
+    let script = format!("{pair} && {commands} && exec \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", &script, "sh", BINARY]);
+    Some(command)
+}
+
+/// The process looks after what an uplink depends on when it is confined.
+#[test]
+fn an_uplink_is_looked_after_in_the_sandbox() {
+    let address = "ip address add 192.0.2.1/24 dev near && ip link set far up";
+    let Some(command) = in_namespace(address) else { return };
+    let uplink = "vxlan=5,local=192.0.2.1,remote=192.0.2.2,carrier=near";
+    let guests = ["name=a,mac=52:54:00:00:00:01,vhost-user"];
+    let mut daemon = Daemon::run(command, "look", &["--uplink", uplink], &guests);
+    let pid = daemon.child.id().to_string();
+    let set = |words: &str| {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &pid, "--net", "ip", "link", "set"]).args(words.split(' '));
+        assert!(command.status().unwrap().success(), "{words}");
+    };
+    set("near mtu 1400");
+    daemon.wait_for("the route carries longer or shorter packets");
+    set("far down");
+    daemon.wait_for("there is no carrier");
+    set("far up");
+    daemon.wait_for("there is a carrier again");
+    daemon.end();
+}
+
 /// Guests come to a network whose uplink is an interface, and leave it.
 #[test]
 fn guests_come_to_a_network_on_an_interface() {
-    let is_allowed = Command::new("unshare").args(["--net", "true"]).status().unwrap().success();
-    if !is_allowed {
-        return eprintln!("skipped: this process may not make a network namespace");
-    }
-    let script = "ip link add near type veth peer name far && ip link set near up && exec \"$@\"";
-    let mut command = Command::new("unshare");
-    command.args(["--net", "sh", "-c", script, "sh", BINARY]);
+    let Some(command) = in_namespace("true") else { return };
     let guests = ["name=a,mac=52:54:00:00:00:01,vhost-user"];
     let daemon = Daemon::run(command, "interface", &["--uplink", "interface=near"], &guests);
     for mac in ["mac=52:54:00:00:00:02,", "", "mac=52:54:00:00:00:03,"] {

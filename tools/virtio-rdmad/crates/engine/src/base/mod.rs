@@ -17,6 +17,7 @@ pub(crate) mod identity;
 pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod observe;
+pub(crate) mod port;
 pub(crate) mod qp_type;
 pub(crate) mod queues;
 pub(crate) mod quota;

@@ -13,11 +13,11 @@ use super::call::Call;
 use super::status::Status;
 use crate::base::counters::Counter;
 use crate::base::limits::MAX_MSG_SIZE;
+use crate::base::port::PortState;
 
-/// `enum ib_port_state`: active.
-const PORT_ACTIVE: u8 = 4;
-/// `enum ib_port_phys_state`: link up.
+/// `enum ib_port_phys_state`: link up, and disabled.
 const PHYS_LINK_UP: u8 = 5;
+const PHYS_DISABLED: u8 = 3;
 /// `enum ib_mtu`: 4096 bytes.
 const MTU_4096: u8 = 5;
 /// `enum ib_port_width`: 4 lanes.
@@ -37,7 +37,8 @@ pub(super) fn query(
     }
     let hca = call.hca;
     let mut reply = virtio_rdma_rsp_query_port::new_zeroed();
-    reply.state = PORT_ACTIVE;
+    let state = hca.fabric.port_state().unwrap_or(PortState::Active);
+    reply.state = state as u8;
     reply.max_mtu = MTU_4096;
     reply.active_mtu = MTU_4096;
     reply.phys_mtu = 4096;
@@ -50,7 +51,10 @@ pub(super) fn query(
     reply.pkey_tbl_len = 1;
     reply.active_width = WIDTH_4X;
     reply.active_speed = SPEED_EDR;
-    reply.phys_state = PHYS_LINK_UP;
+    reply.phys_state = match state {
+        PortState::Active => PHYS_LINK_UP,
+        PortState::Down => PHYS_DISABLED,
+    };
     Ok(reply)
 }
 

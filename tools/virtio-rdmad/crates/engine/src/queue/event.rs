@@ -67,6 +67,13 @@ impl Events {
         }
     }
 
+    /// Takes an event back, if it waits to be delivered.
+    pub fn withdraw(&mut self, event: Event) {
+        if self.known.remove(&event) {
+            self.waiting.retain(|waiting| *waiting != event);
+        }
+    }
+
     /// Writes waiting events into the buffers that are there, [`MOST`] at a time; how many buffers it
     /// took. Where it took them all, there may be more.
     pub fn deliver(&mut self, stats: &Stats) -> u32 {

@@ -64,7 +64,10 @@ impl Guest {
             Queue::Send(slot) => requester::visit(hca, slot, round),
             Queue::Receive(slot) => parked_unless(receive_queue::visit(hca, slot, round)),
             Queue::Srq(slot) => parked_unless(srq::visit(hca, slot, &mut round.budget)),
-            Queue::Event => lock(&hca.events).visit(&hca.stats, &mut round.budget),
+            Queue::Event => {
+                hca.follow_port();
+                lock(&hca.events).visit(&hca.stats, &mut round.budget)
+            }
             Queue::CompletionEvents(vector) => {
                 match hca.completion_events.get(usize::from(vector)) {
                     Some(events) => lock(events).visit(&hca.stats, &mut round.budget),

@@ -324,6 +324,65 @@ fn the_dma_region_is_all_of_memory() {
     assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_PROT_ERR);
 }
 
+/// Returns the state of the port, and its physical state.
+fn port_state(guest: &mut Guest) -> (u8, u8) {
+    let port = virtio_rdma_cmd_query_port { port: 1 };
+    let reply: virtio_rdma_rsp_query_port =
+        guest.command(VIRTIO_RDMA_CMD_QUERY_PORT, &port).unwrap();
+    (reply.state, reply.phys_state)
+}
+
+#[test]
+fn the_state_of_the_port_is_told() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    let (up, down) =
+        (Some((VIRTIO_RDMA_EVENT_PORT_ACTIVE, 1)), Some((VIRTIO_RDMA_EVENT_PORT_ERR, 1)));
+    for _ in 0..8 {
+        guest.add_event_buffer();
+    }
+    guest.run();
+    assert_eq!((guest.poll_event(), port_state(&mut guest)), (None, (4, 5)));
+    for (is_active, event, state) in
+        [(false, down, (1, 3)), (true, up, (4, 5)), (false, down, (1, 3))]
+    {
+        fabric.set_port(is_active);
+        guest.run();
+        assert_eq!((guest.poll_event(), port_state(&mut guest)), (event, state));
+        fabric.set_port(is_active);
+        guest.run();
+        assert_eq!(guest.poll_event(), None);
+    }
+    // Another guest comes, whose driver sees the state when it starts.
+    assert_eq!(port_state(&mut Guest::new(&fabric, &clock, 2)), (1, 3));
+    // The device goes on in another process, which says the state once more.
+    reload(&mut [&mut guest], &fabric);
+    guest.run();
+    assert_eq!((guest.poll_event(), port_state(&mut guest)), (down, (1, 3)));
+}
+
+/// What is not true any more is not told behind what is.
+#[test]
+fn the_last_state_of_the_port_is_told_last() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    let mut is_active = false;
+    let mut turn = |guest: &Guest| {
+        fabric.set_port(is_active);
+        guest.run();
+        is_active = !is_active;
+    };
+    // There is no buffer.
+    (0..5).for_each(|_| turn(&guest));
+    assert_eq!(guest.poll_event(), None);
+    for _ in 0..5 {
+        guest.add_event_buffer();
+    }
+    guest.run();
+    assert_eq!(guest.poll_event(), Some((VIRTIO_RDMA_EVENT_PORT_ERR, 1)));
+    assert_eq!((guest.poll_event(), port_state(&mut guest)), (None, (1, 3)));
+}
+
 #[test]
 fn port_and_pkey() {
     let mut guest = guest();

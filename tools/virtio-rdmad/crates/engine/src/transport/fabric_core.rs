@@ -15,6 +15,7 @@ use memory::Helpers;
 use super::rights::{AddressRights, Rights};
 use crate::base::address::{Address, Gid};
 use crate::base::host::{Clock, Uplink};
+use crate::base::port::PortState;
 use crate::base::slot::Slot;
 use crate::base::sync::{read, write};
 use crate::base::tenure::Tenure;
@@ -59,6 +60,8 @@ pub(crate) struct FabricCore<D> {
     groups: RwLock<HashMap<Gid, Group<D>>>,
     /// The number of members that groups ever had.
     members: AtomicU64,
+    /// The state of the port of each device; `None` as long as nobody has said it.
+    port: RwLock<Option<PortState>>,
     /// The number of look-ups of devices.
     #[cfg(test)]
     pub look_ups: AtomicU64,
@@ -82,6 +85,7 @@ impl<D> FabricCore<D> {
             generation: AtomicU64::new(0),
             groups: RwLock::new(HashMap::new()),
             members: AtomicU64::new(0),
+            port: RwLock::new(None),
             #[cfg(test)]
             look_ups: AtomicU64::new(0),
         }
@@ -106,6 +110,21 @@ impl<D> FabricCore<D> {
     #[inline]
     pub fn uplink(&self) -> Option<&Arc<dyn Uplink>> {
         self.uplink.as_ref()
+    }
+
+    /// Returns the state of the port of each device, if anybody has said it.
+    pub fn port_state(&self) -> Option<PortState> {
+        *read(&self.port)
+    }
+
+    /// Says which state the port of each device has, and calls `tell` with each device if that is a change.
+    pub fn set_port_state(&self, state: PortState, tell: impl FnMut(Arc<D>)) {
+        let before = write(&self.port).replace(state);
+        if before != Some(state) {
+            let devices: Vec<_> =
+                read(&self.devices).iter().filter_map(|(device, _)| device.upgrade()).collect();
+            devices.into_iter().for_each(tell);
+        }
     }
 
     /// Returns a number that changes whenever an address changes hands.

@@ -11,7 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
-use abi::{VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR};
+use abi::{
+    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_PORT_ACTIVE, VIRTIO_RDMA_EVENT_PORT_ERR,
+    VIRTIO_RDMA_EVENT_SRQ_ERR, VIRTIO_RDMA_PORT,
+};
 use reliability::{HoldQuota, RateLimit};
 use roce::Psn;
 
@@ -24,6 +27,7 @@ use crate::base::host::{Clock, Incident, Wake};
 use crate::base::identity::Identity;
 use crate::base::limits::Limits;
 use crate::base::observe::{Observation, Observer, Seen};
+use crate::base::port::PortState;
 use crate::base::queues::Jobs;
 use crate::base::quota::Quota;
 use crate::base::ready_set::ReadySet;
@@ -136,6 +140,8 @@ pub(crate) struct Hca {
     pub keys: RwLock<KeyTable>,
     /// The GID table.
     gids: Mutex<Box<[Option<GidEntry>]>>,
+    /// The state of the port that the guest was told of last, if it was told of any.
+    told_port: Mutex<Option<PortState>>,
     /// The asynchronous events.
     pub events: Mutex<Events>,
     /// The completion events by vector.
@@ -182,6 +188,7 @@ impl Hca {
             status: Mutex::default(),
             keys: RwLock::new(KeyTable::default()),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
+            told_port: Mutex::default(),
             events: Mutex::new(Events::default()),
             completion_events: (0..limits.comp_vectors).map(|_| Mutex::default()).collect(),
             jobs,
@@ -434,6 +441,21 @@ impl Hca {
             _ => return,
         };
         self.note(incident);
+    }
+
+    /// Tells the guest of the state of the port, if that is another one than it was told of last. Own thread only.
+    pub fn follow_port(&self) {
+        let Some(state) = self.fabric.port_state() else { return };
+        if lock(&self.told_port).replace(state) == Some(state) {
+            return;
+        }
+        let (event, other) = match state {
+            PortState::Active => (VIRTIO_RDMA_EVENT_PORT_ACTIVE, VIRTIO_RDMA_EVENT_PORT_ERR),
+            PortState::Down => (VIRTIO_RDMA_EVENT_PORT_ERR, VIRTIO_RDMA_EVENT_PORT_ACTIVE),
+        };
+        // Each kind waits once. So one that is not true any more must not stand behind the other one.
+        lock(&self.events).withdraw(asynchronous(other, VIRTIO_RDMA_PORT));
+        self.raise(event, VIRTIO_RDMA_PORT);
     }
 
     /// Raises an event of an object, and does not tell the process.

@@ -316,7 +316,7 @@ fn frames_come_over_the_uplink() {
     let [local, remote] = [0x71, 0x72].map(|end| at(end).parse().unwrap());
     let vni = "9".parse().unwrap();
     let way = WaySpec::Tunnel(TunnelSpec { vni, local, remotes: vec![remote], port: vxlan::PORT });
-    let uplink = Uplink::open("default", &way, true, Some(&[])).unwrap();
+    let uplink = Uplink::open("default", &way, None, true, Some(&[])).unwrap();
     let framings = [Framing::Stream; 2];
     let running = Running::with_uplink("uplink", &framings, Some(Arc::clone(&uplink)));
     let vmms = running.connect_all(&framings);

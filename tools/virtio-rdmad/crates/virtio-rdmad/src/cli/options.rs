@@ -109,6 +109,7 @@ pub struct Options {
     ///   local=ADDRESS     vxlan: the IP address of this end (required)
     ///   remote=ADDRESS    vxlan: the IP address of another end (required, once for each)
     ///   port=N            vxlan: the UDP port of all ends (default: 4789)
+    ///   carrier=NAME      the interface without whose carrier the guests' ports are down (default: none)
     ///   network=NAME      the network (default: default)
     ///
     /// Exactly one of tap, interface and vxlan is required.

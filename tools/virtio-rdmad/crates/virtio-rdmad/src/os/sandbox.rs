@@ -110,11 +110,12 @@ const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_soc
 const WORK: &[i64] = &[libc::SYS_memfd_create, libc::SYS_move_pages];
 
 /// System calls of the threads of switches, with those of threads that accept connections. They go on with an
-/// interface that was made again, which takes these requests of ioctl, too, and connect a socket of UDP to look up a
-/// route.
+/// interface that was made again, and look whether one has a carrier, which take these requests of ioctl, and connect a
+/// socket of UDP to look up a route.
 const SWITCH: &[i64] =
     &[libc::SYS_bind, libc::SYS_connect, libc::SYS_epoll_create1, libc::SYS_getsockname];
 const SWITCH_REQUESTS: &[u64] = &[
+    libc::SIOCGIFFLAGS,
     libc::SIOCGIFINDEX,
     libc::SIOCGIFNAME,
     libc::TUNGETIFF,

@@ -265,7 +265,8 @@ mod tests {
     ];
 
     /// Likewise for a tunnel. The other ends differ.
-    const UPLINK: [(&str, &str); 5] = [
+    const UPLINK: [(&str, &str); 6] = [
+        ("carrier", "[a-z]{1,8}"),
         ("vxlan", "[0-9]{1,6}"),
         ("local", "10\\.0\\.0\\.[1-9]"),
         ("remote", "10\\.0\\.1\\.[1-9](,remote=10\\.0\\.2\\.[1-9])?(,remote=10\\.0\\.3\\.[1-9])?"),

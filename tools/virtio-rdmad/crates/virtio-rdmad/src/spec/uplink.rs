@@ -35,6 +35,8 @@ pub struct UplinkSpec {
     remote: Option<List<Host>>,
     /// The UDP port of all its ends.
     port: Option<Number<u16, 1, 65535>>,
+    /// The network interface whose carrier the ports of the guests follow.
+    pub carrier: Option<String>,
     /// The network whose packets are carried.
     #[serde(default = "default_network")]
     pub network: String,
@@ -50,7 +52,7 @@ const ANY_WAY: &str = "tap=NAME, interface=NAME or vxlan=VNI";
 
 impl Spec for UplinkSpec {
     const KEYS: &'static [&'static str] =
-        &["tap", "interface", "trains", "vxlan", "local", "remote", "port", "network"];
+        &["tap", "interface", "trains", "vxlan", "local", "remote", "port", "carrier", "network"];
 
     fn check(&self) -> Result<(), SpecError> {
         self.way().map(|_| ())
@@ -189,6 +191,9 @@ mod tests {
         let (vni, local) = ("42".parse().unwrap(), "192.0.2.1".parse().unwrap());
         assert_eq!(way, WaySpec::Tunnel(TunnelSpec { vni, local, remotes, port: 4789 }));
         assert_eq!(way.to_string(), "VXLAN 42 at 192.0.2.1");
+        let carrier = |spec: &str| spec.parse::<UplinkSpec>().unwrap().carrier;
+        assert_eq!(carrier("tap=rdma0,carrier=eth0").as_deref(), Some("eth0"));
+        assert_eq!(carrier("tap=rdma0"), None);
         let (_, way) = parse("vxlan=0,local=fd00::1,remote=fd00::2,port=8472");
         assert!(matches!(way, WaySpec::Tunnel(TunnelSpec { port: 8472, .. })));
     }
@@ -209,7 +214,7 @@ mod tests {
             ("network=a", "tap=NAME, interface=NAME or vxlan=VNI is missing".to_owned()),
             ("tap", "\"tap\" is not KEY=VALUE".to_owned()),
             ("tap=", "\"tap=\" is not KEY=VALUE".to_owned()),
-            ("top=a", "unknown key \"top\"; there are tap, interface, trains, vxlan, local, remote, port, network".to_owned()),
+            ("top=a", "unknown key \"top\"; there are tap, interface, trains, vxlan, local, remote, port, carrier, network".to_owned()),
             ("tap=a,tap=b", "\"tap\" is given twice".to_owned()),
             ("vxlan=1,tap=a", "tap and vxlan exclude each other".to_owned()),
             ("vxlan=1,interface=a", "interface and vxlan exclude each other".to_owned()),

@@ -208,7 +208,8 @@ mod tests {
             let at = |end: u8| format!("127.{high}.{low}.{end}");
             let (here, there) = (at(0x81 + 2 * test), at(0x82 + 2 * test));
             let spec: UplinkSpec = format!("vxlan=9,local={here},remote={there}").parse().unwrap();
-            let uplink = Uplink::open("default", &spec.way().unwrap(), false, Some(&[])).unwrap();
+            let uplink =
+                Uplink::open("default", &spec.way().unwrap(), None, false, Some(&[])).unwrap();
             let switch = Arc::new(Switch::new(Some(uplink.clone()), Vec::new()).unwrap());
             let fabric = Fabric::new(FabricConfig::default());
             let intake = Arc::new(Intake::new(switch, uplink, fabric).unwrap());

@@ -178,6 +178,37 @@ fn an_interface_that_is_made_again_is_followed() {
     });
 }
 
+/// The ports of guests follow the carrier of an interface, also of one that is removed and made again.
+#[test]
+fn a_carrier_comes_and_goes() {
+    in_namespace("a_carrier_comes_and_goes", || {
+        let carrier = tap::Carrier::open("near").unwrap();
+        // The kernel notes by a thread of its own that there is a carrier.
+        let becomes = |is_up: bool| {
+            let pause = std::time::Duration::from_millis(10);
+            let is_so = (0..6000).any(|_| {
+                std::thread::sleep(pause);
+                carrier.is_up() == is_up
+            });
+            assert!(is_so, "it is not {is_up}");
+        };
+        becomes(true);
+        run("ip link set far down");
+        becomes(false);
+        run("ip link set far up");
+        becomes(true);
+        run("ip link set near down");
+        becomes(false);
+        run("ip link del near");
+        becomes(false);
+        run("ip link add near type veth peer name far");
+        becomes(false);
+        run("ip link set far up");
+        run("ip link set near up");
+        becomes(true);
+    });
+}
+
 #[test]
 fn a_tap_that_is_made_again_is_followed() {
     in_namespace("a_tap_that_is_made_again_is_followed", || {
