@@ -70,9 +70,8 @@ hostile:
 	@$(device_cargo) cargo build --locked -p hostile
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/debug/virtio-rdma-hostile $(build)/virtio-rdma-hostile
 
-# A network cable that loses and changes packets.
 .PHONY: impair
-impair:
+impair: ## build/virtio-rdma-impair, a network cable that loses and changes packets of RoCE v2
 	@mkdir -p $(build)
 	@$(device_cargo) cargo build --release --locked -p impair
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdma-impair $(build)/virtio-rdma-impair

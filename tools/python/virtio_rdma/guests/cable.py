@@ -24,7 +24,7 @@ class Cable:
 
     def __init__(self) -> None:
         self.process: Any = subprocess.Popen(
-            [os.path.join(BUILD, "virtio-rdma-impair"), *TAPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [os.path.join(BUILD, "virtio-rdma-impair"), "--json", *TAPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             encoding="ascii", preexec_fn=die_with_parent)
 
     def impair(self, **faults: Any):

@@ -11,7 +11,7 @@ from virtio_rdma.tests.test_wire import DIRECTIONS, of_uml
 
 # What the cable does to packets, and what it counts of it (impair/src/faults.rs).
 COUNTERS = {"loss": "lost", "duplicate": "duplicated", "corrupt": "corrupted", "reorder": "reordered",
-            "delay": "delayed"}
+            "delay": "delayed", "mark": "marked"}
 # Longer than the time-out of the QPs' retries, 67 ms: what is late then comes behind its repetition.
 DELAY_MS = 100
 EVERYTHING = {"loss": 0.01, "duplicate": 0.01, "corrupt": 0.01, "reorder": 0.01, "delay": 0.005, "delay_ms": DELAY_MS}
@@ -25,7 +25,10 @@ FAULTS = {
     "everything": EVERYTHING,
     "everything, again": EVERYTHING,
     "everything, random": EVERYTHING,
+    "marks of congestion": {"mark": 0.05},
 }
+# What the device counts of marked packets, and of its answers.
+ANSWERS = ("np_ecn_marked_roce_packets", "np_cnp_sent")
 # The seeds of the cable. The others follow from the seed of the suite.
 SEEDS = {name: number for number, name in enumerate(FAULTS) if "random" not in name}
 
@@ -78,6 +81,15 @@ class TestBadNetwork:
     def test_tool(self, case, faults, network, results):
         tools.report(results, CASES[case], network.guests, tools.names_of(*network.guests), HANG_SECONDS,
                      f"{faults}: ")
+
+    @pytest.mark.parametrize("faults", ["marks of congestion"], indirect=True)
+    def test_answers(self, faults, network, results):
+        """Who gets marked packets counts them, and tells their sender; both sides get some."""
+        for case in ("ib_write_bw -s 65536 -n 50", "ib_read_bw -s 65536 -n 50"):
+            tools.report(results, CASES[case], network.guests, tools.names_of(*network.guests), HANG_SECONDS,
+                         f"{faults}: ")
+        for name, guest in network.device_status().items():
+            results.result(f"{faults}: {name} counts them, and answers", all(guest["counters"][key] for key in ANSWERS))
 
     def test_objects(self, network, results):
         networks.agree(results, network)

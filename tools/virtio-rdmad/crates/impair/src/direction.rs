@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rand::{RngExt, SeedableRng};
 use rand_xorshift::XorShiftRng;
 
+use crate::ecn;
 use crate::faults::{Counters, Faults};
 
 /// The most packets that pass one that is reordered, and how long it waits for them.
@@ -87,8 +88,10 @@ impl Direction {
         self.counters.duplicated += u64::from(twice);
         let mut arriving = Vec::new();
         for _ in 0..=u8::from(twice) {
-            let copy = self.copy(frame, &mut random);
-            match self.wait(now, &mut random) {
+            let mut copy = self.copy(frame, &mut random);
+            let wait = self.wait(now, &mut random);
+            self.mark(&mut copy, &mut random);
+            match wait {
                 Some((passing, until)) if self.waiting.len() < WAITING => {
                     self.waiting.push(Waiting { frame: copy, passing, until });
                 }
@@ -142,6 +145,15 @@ impl Direction {
             return Some((random.random_range(1..=PASSING), now + PASSING_TIME));
         }
         None
+    }
+
+    /// Perhaps has a packet say that it met congestion. Without this fault nothing random is taken for it, so that the
+    /// other faults of a seed stay.
+    fn mark(&mut self, frame: &mut [u8], random: &mut XorShiftRng) {
+        let is_chosen = self.faults.mark > 0.0 && random.random_bool(self.faults.mark);
+        if is_chosen && ecn::mark(frame) {
+            self.counters.marked += 1;
+        }
     }
 
     /// A packet has passed those that wait: returns those that enough packets have passed.

@@ -1,27 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `virtio-rdma-impair`: a bad network cable between two taps, to test devices.
+//! `virtio-rdma-impair`: a bad network cable between two taps, to test devices and programs.
 //!
-//! It brings frames from either tap to the other. Until it is told to, it changes nothing. Each line of
-//! its standard input is a JSON object that says which faults packets of RoCE v2 meet from then on
-//! ([`Faults`]). It answers each line by one of its standard output, with what it counted in both directions
-//! since the line before ([`Counters`]). When its input ends, it writes such a line too, and ends.
+//! It brings frames from either tap to the other, and packets of RoCE v2 meet the faults of the command line
+//! ([`Options`], [`Faults`]) on the way. A signal ends it, and it prints what it has counted ([`Counters`]).
+//!
+//! With `--json` each line of its standard input is a JSON object of faults that packets meet from then on. It
+//! answers each line by one of its standard output, with what it counted in both directions since the line before. When
+//! its input ends, it writes such a line too, and ends.
 
 #![forbid(unsafe_code)]
 
 mod direction;
+mod ecn;
 mod faults;
+mod options;
 
 use std::error::Error;
-use std::io::{stdin, ErrorKind};
+use std::io::{self, stdin, stdout, ErrorKind, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::netdevice::name_to_index;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tap::PacketTap;
 
 use direction::Direction;
 use faults::{Counters, Faults};
+use options::Options;
 
 /// Bytes of the longest frame.
 const FRAME: usize = 64 << 10;
@@ -30,31 +39,27 @@ const BURST: usize = 64;
 /// The longest line of the input, in bytes.
 const LINE: usize = 4096;
 
-/// A bad network cable between two taps. Each line of the standard input names the faults that packets of
-/// RoCE v2 meet from then on, for example {"seed": 1, "loss": 0.01, "delay": 0.1, "delay_ms": 20}. The
-/// answer says what was counted since the line before.
-#[derive(Debug, Parser)]
-struct Options {
-    /// The taps at both ends of the cable.
-    #[arg(num_args = 2, required = true)]
-    taps: Vec<String>,
-}
-
 /// One end of the cable, and the direction in which frames go from there.
 #[derive(Debug)]
 struct End {
+    name: String,
     tap: PacketTap,
     direction: Direction,
 }
 
 impl End {
-    fn open(name: &str, number: u64) -> Result<Self, Box<dyn Error>> {
-        let tap = PacketTap::open(name).map_err(|error| format!("tap {name}: {error}"))?;
-        Ok(Self { tap, direction: Direction::new(number) })
+    fn open(name: &str, number: u64, faults: Faults) -> Result<Self, String> {
+        // To open a tap that is not there would make one, for those who may.
+        let exists = UnixDatagram::unbound().and_then(|socket| Ok(name_to_index(&socket, name)?));
+        let tap = exists.and_then(|_| PacketTap::open(name));
+        let tap = tap.map_err(|error| format!("tap {name}: {}", why(&error)))?;
+        let mut direction = Direction::new(number);
+        direction.change(faults);
+        Ok(Self { name: name.to_owned(), tap, direction })
     }
 
     /// Brings frames that came, and those that waited until now, to the tap of the other end.
-    fn carry(&mut self, to: &PacketTap, room: &mut [u8]) -> Result<(), Box<dyn Error>> {
+    fn carry(&mut self, to: &PacketTap, room: &mut [u8]) -> Result<(), String> {
         let frames = self.direction.due(Instant::now());
         self.send(to, &frames);
         for _ in 0..BURST {
@@ -64,7 +69,7 @@ impl End {
                     self.send(to, &frames);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(format!("tap {}: {}", self.name, why(&error))),
             }
         }
         Ok(())
@@ -77,6 +82,21 @@ impl End {
             }
         }
     }
+}
+
+/// Says why a tap cannot be opened, or be read any more.
+fn why(error: &io::Error) -> String {
+    let reason = match Errno::from_io_error(error) {
+        Some(Errno::NODEV) => "there is no such interface",
+        Some(Errno::BADFD) => "the interface is gone",
+        Some(Errno::NOENT) => "there is no /dev/net/tun",
+        Some(Errno::ACCESS) => "this user may not open /dev/net/tun",
+        Some(Errno::PERM) => "it belongs to another user (ip tuntap add ... user)",
+        Some(Errno::INVAL) => "the interface is no tap, or one with several queues",
+        Some(Errno::BUSY) => "another process has it open",
+        _ => return error.to_string(),
+    };
+    format!("{reason}: {error}")
 }
 
 /// The lines of the standard input.
@@ -107,18 +127,19 @@ impl Orders {
     }
 }
 
-/// Changes the faults in both directions, and prints what was counted until then.
-fn change(ends: &mut [End; 2], faults: Faults) -> Result<(), Box<dyn Error>> {
-    let mut counters = Counters::default();
-    for end in ends {
-        counters += end.direction.change(faults);
-    }
-    println!("{}", serde_json::to_string(&counters)?);
-    Ok(())
+/// What has come while the cable waited.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum News {
+    /// Frames at most.
+    Frames,
+    /// A part of the input, or its end.
+    Order,
+    /// A signal.
+    End,
 }
 
-/// Waits until a frame or an order comes, or a frame has waited long enough. Returns whether an order came.
-fn wait(ends: &[End; 2]) -> Result<bool, Box<dyn Error>> {
+/// Waits until something comes, or a frame has waited long enough. Looks at the input if there are `orders`.
+fn wait(ends: &[End; 2], signals: &UnixStream, orders: bool) -> Result<News, Box<dyn Error>> {
     let next = ends.iter().filter_map(|end| end.direction.next()).min();
     let timeout = match next.map(|next| next.saturating_duration_since(Instant::now())) {
         Some(time) => Some(Timespec::try_from(time)?),
@@ -127,35 +148,124 @@ fn wait(ends: &[End; 2]) -> Result<bool, Box<dyn Error>> {
     let stdin = stdin();
     let [one, other] = ends;
     let mut fds = [
-        PollFd::new(&stdin, PollFlags::IN),
+        PollFd::new(signals, PollFlags::IN),
         PollFd::new(&one.tap, PollFlags::IN),
         PollFd::new(&other.tap, PollFlags::IN),
+        PollFd::new(&stdin, PollFlags::IN),
     ];
-    match poll(&mut fds, timeout.as_ref()) {
-        Ok(_) => Ok(!fds[0].revents().is_empty()),
-        Err(Errno::INTR) => Ok(false),
+    let count = if orders { 4 } else { 3 };
+    match poll(&mut fds[..count], timeout.as_ref()) {
+        Ok(_) if !fds[0].revents().is_empty() => Ok(News::End),
+        Ok(_) if orders && !fds[3].revents().is_empty() => Ok(News::Order),
+        Ok(_) | Err(Errno::INTR) => Ok(News::Frames),
         Err(error) => Err(error.into()),
     }
 }
 
-fn run(ends: &mut [End; 2]) -> Result<(), Box<dyn Error>> {
+/// Changes the faults in both directions. Returns what was counted until then.
+fn change(ends: &mut [End; 2], faults: Faults) -> Counters {
+    let mut counters = Counters::default();
+    for end in ends {
+        counters += end.direction.change(faults);
+    }
+    counters
+}
+
+/// Writes what was counted, as a line of JSON, or as lines for people.
+fn report(counters: &Counters, json: bool) -> Result<(), Box<dyn Error>> {
+    let mut out = stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(counters)?)?;
+    } else {
+        write!(out, "{counters}")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Carries frames until a signal or the end of the input comes. Returns what was counted and is not written yet.
+fn carry(
+    ends: &mut [End; 2],
+    signals: &UnixStream,
+    json: bool,
+) -> Result<Counters, Box<dyn Error>> {
     let mut room = vec![0; FRAME];
     let mut orders = Orders::default();
     loop {
-        if wait(ends)? {
-            let Some(lines) = orders.read()? else { return change(ends, Faults::default()) };
-            for line in lines {
-                change(ends, Faults::parse(&line)?)?;
-            }
+        match wait(ends, signals, json)? {
+            News::Frames => {}
+            News::Order => match orders.read()? {
+                Some(lines) => {
+                    for line in lines {
+                        let faults = Faults::parse(&line)?;
+                        report(&change(ends, faults), json)?;
+                    }
+                }
+                None => break,
+            },
+            News::End => break,
         }
         let [one, other] = ends;
         one.carry(&other.tap, &mut room)?;
         other.carry(&one.tap, &mut room)?;
     }
+    Ok(change(ends, Faults::default()))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let options = Options::parse();
-    let mut ends = [End::open(&options.taps[0], 0)?, End::open(&options.taps[1], 1)?];
-    run(&mut ends)
+/// Returns a socket that becomes readable when a signal comes that ends this process.
+fn signals() -> io::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    Ok(read)
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let (one, other) = (&options.one, &options.other);
+    if one == other {
+        return Err(format!("tap {one}: the ends of the cable are two taps").into());
+    }
+    let signals = signals()?;
+    let mut ends = [End::open(one, 0, options.faults)?, End::open(other, 1, options.faults)?];
+    let counters = carry(&mut ends, &signals, options.json)?;
+    report(&counters, options.json)
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("virtio-rdma-impair: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_tap_and_the_reason() {
+        let faults = Faults::default();
+        for name in ["nosuchtap0", "a-name-that-no-interface-can-have", ""] {
+            let error = End::open(name, 0, faults).unwrap_err();
+            assert!(
+                error.starts_with(&format!("tap {name}: there is no such interface: ")),
+                "{error}"
+            );
+        }
+        for (errno, reason) in [
+            (Errno::PERM, "it belongs to another user"),
+            (Errno::ACCESS, "this user may not open /dev/net/tun"),
+            (Errno::INVAL, "the interface is no tap"),
+            (Errno::BUSY, "another process has it open"),
+            (Errno::BADFD, "the interface is gone"),
+            (Errno::NOENT, "there is no /dev/net/tun"),
+            (Errno::IO, "Input/output error"),
+        ] {
+            let error = why(&errno.into());
+            assert!(error.starts_with(reason), "{error}");
+        }
+    }
 }

@@ -148,6 +148,30 @@ fn delayed_packets_arrive_in_time() {
 }
 
 #[test]
+fn marked_packets_are_as_others() {
+    let mut direction = with(Faults { seed: 6, mark: 0.05, ..Faults::default() });
+    // The traffic class of IPv6, whose sender reacts to congestion.
+    let sent = |psn| {
+        let mut frame = packet(psn);
+        frame[15] |= 2 << 4;
+        frame
+    };
+    let now = Instant::now();
+    let arrived: Vec<_> = (0..COUNT).flat_map(|psn| direction.take(&sent(psn), now)).collect();
+    let counters = direction.change(Faults::default());
+    near(counters.marked, 0.05);
+    let other = arrived.iter().zip(0..).filter(|(frame, psn)| **frame != sent(*psn)).count();
+    assert_eq!((arrived.len(), other as u64), (COUNT as usize, counters.marked));
+    assert_eq!(psns(&arrived), (0..COUNT).collect::<Vec<_>>());
+}
+
+#[test]
+fn who_does_not_react_to_congestion_gets_no_mark() {
+    let (arrived, counters) = carry(&mut with(Faults { mark: 1.0, ..Faults::default() }), 10);
+    assert_eq!((arrived, counters.marked), ((0..10).map(packet).collect(), 0));
+}
+
+#[test]
 fn few_packets_wait() {
     let mut direction = with(Faults { delay: 1.0, delay_ms: 20, ..Faults::default() });
     let now = Instant::now();
