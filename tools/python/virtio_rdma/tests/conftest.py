@@ -26,6 +26,8 @@ def pytest_addoption(parser):
     group.addoption("--before", action="append", default=[], metavar="FILE", help="results (KTAP) of what ran before")
     group.addoption("--packages", default="", metavar="DIR", help="the project's Debian packages")
     group.addoption("--dissectors", default="", metavar="ROOT", help="a root with tshark and tcpdump")
+    group.addoption("--peer", action="append", default=[], metavar="NAME=KERNEL_DIR",
+                    help="a release of Linux whose rxe is a peer")
     group.addoption("--earlier", default="", metavar="PATH", help="the virtio-rdmad of an earlier revision")
     group.addoption("--brief", action="store_true", help="leave out what takes long: other suites run beside this one")
 
