@@ -8,6 +8,6 @@
 pub(crate) enum PortState {
     /// Other hosts are not reached.
     Down = 1,
-    /// Messages go.
+    /// Other hosts are reached.
     Active = 4,
 }

@@ -18,8 +18,9 @@ pub enum Direction {
     Out,
 }
 
-/// Asks for room for packets that wait at each of some sockets of an uplink. A process with CAP_NET_ADMIN gets it. Another one gets
-/// what the system's limits allow; if that is less, packets are lost sooner, and a line in the log says so.
+/// Asks for room for packets that wait at each of some sockets of an uplink. A process with CAP_NET_ADMIN gets it.
+/// Another one gets what the system's limits allow; if that is less, packets are lost sooner, and a line in the log
+/// says so.
 pub fn enlarge<S: AsFd>(sockets: impl IntoIterator<Item = S>, direction: Direction, uplink: &str) {
     let granted = sockets.into_iter().map(|socket| ask(socket, direction, WANTED));
     let granted = match granted.collect::<Result<Vec<_>>>() {

@@ -347,8 +347,8 @@ pub struct SetOptions {
     /// The name of the guest.
     pub name: String,
 
-    /// What changes: gid, vlan, dscp, pcp, cnp-dscp, rate, message-rate, qps, cqs, srqs, mrs, mws, pds, groups or memory, as
-    /// in --guest. What is not named stays. The value "default" stands for a guest without that key.
+    /// What changes: gid, vlan, dscp, pcp, cnp-dscp, rate, message-rate, qps, cqs, srqs, mrs, mws, pds, groups or
+    /// memory, as in --guest. What is not named stays. The value "default" stands for a guest without that key.
     ///
     /// An address that the guest may not use any more is nobody's, as if the guest had removed it, until
     /// the guest may use it again. A limit below what the guest has counts for what it makes from now on.

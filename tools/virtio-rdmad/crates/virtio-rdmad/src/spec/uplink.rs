@@ -185,7 +185,6 @@ mod tests {
         assert_eq!(way, WaySpec::Interface(port("eth0", false)));
         assert_eq!(way.to_string(), "interface eth0");
         assert_eq!(parse("tap=rdma0,trains=off").1, WaySpec::Tap(port("rdma0", false)));
-        assert_eq!(way.to_string(), "interface eth0");
         let (_, way) = parse("vxlan=42,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3");
         let remotes = ["192.0.2.2", "192.0.2.3"].map(|text| text.parse().unwrap()).to_vec();
         let (vni, local) = ("42".parse().unwrap(), "192.0.2.1".parse().unwrap());
