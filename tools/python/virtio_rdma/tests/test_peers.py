@@ -41,6 +41,11 @@ LOSSY_CASES = [name for name in CASES if name in ("ib_write_bw over IPv4", "ib_r
                                                   "ib_send_bw over IPv4", "rping over IPv4")]
 
 
+def in_order(network, who):
+    """Returns the guests of a network, first the one that serves."""
+    return [network.guests[at] for at in DIRECTIONS[who]]
+
+
 def pytest_generate_tests(metafunc):
     if "peer" in metafunc.fixturenames:
         peers = [tuple(text.split("=", 1)) for text in metafunc.config.option.peer]
@@ -65,8 +70,7 @@ class TestPeers:
     def names(self, network):
         """The names in the command lines of cases, by who serves and by family."""
         tools.give_addresses(network.guests, FAMILIES)
-        return {who: tools.names_by_family([network.guests[at] for at in order], FAMILIES)
-                for who, order in DIRECTIONS.items()}
+        return {who: tools.names_by_family(in_order(network, who), FAMILIES) for who in DIRECTIONS}
 
     @pytest.fixture(scope="class")
     def lossy(self, network, results, prefix):
@@ -85,25 +89,25 @@ class TestPeers:
 
     @pytest.mark.parametrize("who", DIRECTIONS)
     def test_program(self, who, peer, network, platform, prefix, results):
-        pair = [network.guests[at] for at in DIRECTIONS[who]]
+        pair = in_order(network, who)
         between(results, platform, PROGRAM + NEWER * (peer[0] not in OLDER), pair, f"{prefix}{who}: ")
 
     @pytest.mark.parametrize("who", DIRECTIONS)
     @pytest.mark.parametrize("case", CASES)
     def test_tool(self, case, who, network, names, prefix, results):
-        pair = [network.guests[at] for at in DIRECTIONS[who]]
+        pair = in_order(network, who)
         chosen = CASES[case]
         tools.report(results, chosen, pair, names[who][chosen.family], HANG_SECONDS, f"{prefix}{who}: ")
 
     @pytest.mark.parametrize("who", DIRECTIONS)
     def test_lossy_program(self, who, lossy, platform, prefix, results):
-        pair = [lossy.guests[at] for at in DIRECTIONS[who]]
+        pair = in_order(lossy, who)
         between(results, platform, LOSSY, pair, f"{prefix}1 % loss: {who}: ")
 
     @pytest.mark.parametrize("who", DIRECTIONS)
     @pytest.mark.parametrize("case", LOSSY_CASES)
     def test_lossy_tool(self, case, who, lossy, names, prefix, results):
-        pair = [lossy.guests[at] for at in DIRECTIONS[who]]
+        pair = in_order(lossy, who)
         chosen = CASES[case]
         tools.report(results, chosen, pair, names[who][chosen.family], HANG_SECONDS, f"{prefix}1 % loss: {who}: ")
 
