@@ -11,7 +11,7 @@ use abi::*;
 use super::cable::{cable, cnp, over_a_cable, Faults};
 use super::driver::*;
 use super::{datagram, uc, wire};
-use crate::{Clock, Counter, DevicePolicy, Quota};
+use crate::{Clock, Counter, DevicePolicy, Quota, TrafficClasses};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const ALL_MARKED: Faults =
@@ -102,6 +102,61 @@ fn a_cnp_names_the_packet_that_came_marked() {
         assert!(sent.iter().any(is_marked), "{cnp:?}");
     }
     assert!(cnps.iter().any(|cnp| cnp.psn.get() != 0));
+}
+
+/// CNPs leave with a DSCP of their own if the policy of their sender has one, and its other packets keep theirs.
+#[test]
+fn cnps_have_the_dscp_of_the_policy() {
+    for cnp_dscp in [Some(48), None] {
+        let cable = over_a_cable(1, ALL_MARKED, || {
+            let mut pair = Pair::new();
+            let classes = TrafficClasses { cnp_dscp, ..TrafficClasses::default() };
+            let policy = DevicePolicy { classes, ..DevicePolicy::default() };
+            pair.b.device.set_policy(policy);
+            transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20);
+        });
+        let frames = cable.sent.lock().unwrap();
+        let sent = frames.iter().map(|frame| roce::decode(frame).unwrap().headers);
+        let to_a: Vec<_> = sent.filter(|headers| headers.ip.source_gid() == gid(2)).collect();
+        let dscp = |headers: &roce::Headers| match headers.ip {
+            roce::Ip::V4(header) => header.traffic_class >> 2,
+            roce::Ip::V6(header) => header.traffic_class >> 2,
+        };
+        let (cnps, acks): (Vec<_>, Vec<_>) =
+            to_a.iter().partition(|headers| headers.bth.opcode == roce::Opcode::CNP);
+        assert!(!cnps.is_empty() && !acks.is_empty());
+        let data = dscp(acks[0]);
+        assert_ne!(data, 48);
+        assert!(acks.iter().all(|headers| dscp(headers) == data), "acknowledgements");
+        let expected = cnp_dscp.unwrap_or(data);
+        assert!(cnps.iter().all(|headers| dscp(headers) == expected), "CNPs: {expected}");
+    }
+}
+
+/// Brings B so many bytes at once, in copies of one packet of a WRITE of A, and returns how many CNPs B sends.
+fn cnps_for_copies(bytes: usize) -> u64 {
+    let mut sent = 0;
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 4096);
+        let cable = cable().unwrap();
+        let is_data = |frame: &&Vec<u8>| frame.len() > 1024;
+        let packet = cable.sent.lock().unwrap().iter().find(is_data).cloned().expect("data");
+        for _ in 0..bytes / packet.len() {
+            assert!(cable.bring(1, &packet), "a guest takes it");
+        }
+        run(&pair);
+        assert_eq!(pair.b.device.counter(Counter::EcnMarked), 0, "no packet was marked");
+        sent = pair.b.device.counter(Counter::CnpSent);
+    });
+    sent
+}
+
+/// A device that has more packets before it than it takes in soon tells their sender to send more slowly.
+#[test]
+fn packets_that_wait_lead_to_a_cnp() {
+    assert_eq!(cnps_for_copies(1 << 20), 0, "1 MiB");
+    assert_ne!(cnps_for_copies(5 << 19), 0, "2.5 MiB");
 }
 
 #[test]
