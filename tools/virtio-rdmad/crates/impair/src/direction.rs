@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use network::vxlan::congestion::{self, Ecn};
 use rand::{RngExt, SeedableRng};
 use rand_xorshift::XorShiftRng;
 
-use crate::ecn;
 use crate::faults::{Counters, Faults};
 
 /// The most packets that pass one that is reordered, and how long it waits for them.
@@ -151,7 +151,9 @@ impl Direction {
     /// other faults of a seed stay.
     fn mark(&mut self, frame: &mut [u8], random: &mut XorShiftRng) {
         let is_chosen = self.faults.mark > 0.0 && random.random_bool(self.faults.mark);
-        if is_chosen && ecn::mark(frame) {
+        // A frame with a mark keeps it, and one whose sender does not react to marks has none.
+        let reacts = matches!(congestion::of(frame), Ecn::Ect0 | Ecn::Ect1);
+        if is_chosen && reacts && congestion::leave(frame, Ecn::Ce).is_ok() {
             self.counters.marked += 1;
         }
     }

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod direction;
-mod ecn;
 mod faults;
 mod options;
 
