@@ -11,7 +11,7 @@ _virtio_rdmad() {
 	local command=''
 	[ "$cword" -lt 2 ] || [[ ${words[1]} == -* ]] || command=${words[1]}
 
-	local policy='gid= vlan= dscp= pcp= rate= message-rate= qps= cqs= srqs= mrs= mws= pds= groups= memory='
+	local policy='gid= vlan= dscp= cnp-dscp= pcp= rate= message-rate= qps= cqs= srqs= mrs= mws= pds= groups= memory='
 	case $prev in
 	--control | --program | --socket | --config)
 		_filedir

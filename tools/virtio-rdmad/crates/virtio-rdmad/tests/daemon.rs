@@ -605,6 +605,15 @@ fn policies_that_are_wrong_are_refused() {
     daemon.end();
 }
 
+/// The completion of the shell has the options, commands and keys of --help, and no other.
+#[test]
+fn the_completion_has_what_the_help_has() {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let mut check = Command::new(tools.join("deb/check-completion"));
+    let output = output(check.arg(BINARY).arg(tools.join("virtio-rdmad/completion.bash")));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Commands find the control socket by the variable, and at the place of the service without it.
 #[test]
 fn commands_find_the_control_socket() {
