@@ -53,6 +53,11 @@ impl Probe {
         });
     }
 
+    /// Returns whether an even number of probes was sent since the last answer.
+    pub fn is_even(&self) -> bool {
+        self.count % 2 == 0
+    }
+
     /// Returns whether no probe was sent since the last answer.
     pub fn is_first(&self) -> bool {
         self.count == 0

@@ -129,7 +129,7 @@ impl Simulation {
     /// Saves the window and loads it again. How long answers take is not saved.
     fn upgrade(&mut self) {
         let now = Instant::now();
-        let loaded = self.window.save(now).load(now, |work| Ok(work.packets)).unwrap();
+        let loaded = self.window.save(now).load(now, |work| Ok((work.packets, false))).unwrap();
         let before = std::mem::replace(&mut self.window, loaded);
         self.window.probe = before.probe;
     }
@@ -307,7 +307,7 @@ impl Simulation {
                 let is_read = self.random.within(0..4) == 0;
                 let packets = self.random.within(1..12);
                 let is_fenced = self.random.within(0..8) == 0;
-                let kind = Kind { has_response: is_read, is_fenced };
+                let kind = Kind { has_response: is_read, is_fenced, takes_receive: false };
                 self.window.push(Work { number: posted, packets, is_read }, packets, kind);
                 posted += 1;
             }

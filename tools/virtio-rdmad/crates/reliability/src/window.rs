@@ -64,6 +64,19 @@ pub struct Kind {
     pub has_response: bool,
     /// Whether the message is sent only when all responses to earlier messages have arrived (IBA 10.8.3.3).
     pub is_fenced: bool,
+    /// Whether the message takes a receive of the peer: SEND, and WRITE with immediate data. A saved window leaves it
+    /// to [`SavedSendWindow::load`].
+    #[serde(skip)]
+    pub takes_receive: bool,
+}
+
+/// The receives of which the peer has told (end-to-end flow control, IBA 9.7.7.2).
+#[derive(Clone, Copy)]
+struct Credit {
+    /// The PSN behind the last packet that the peer had received when it counted its receives.
+    from: Psn,
+    /// The number of messages that take a receive and may be sent from there on.
+    messages: u32,
 }
 
 /// A message in the window.
@@ -121,15 +134,13 @@ impl<T> Entry<T> {
 struct Offer {
     /// Whether the question is sent next.
     is_due: bool,
-    /// Whether a tail probe is sent when the answer arrives.
-    is_probe: bool,
     /// The number of times that the question may still be sent.
     left: u8,
 }
 
 impl Default for Offer {
     fn default() -> Self {
-        Self { is_due: false, is_probe: false, left: MOST_OFFERS }
+        Self { is_due: false, left: MOST_OFFERS }
     }
 }
 
@@ -216,6 +227,10 @@ pub struct SendWindow<T> {
     cwnd: Cwnd,
     /// The time at which the rate allows the next packet. No packet is sent before.
     pub paced_until: Option<Instant>,
+    /// The receives of the peer; `None`: the peer does not count them.
+    credit: Option<Credit>,
+    /// The time at which a message is sent without a credit, because the peer has told of no new receive for long.
+    pub credit_at: Option<Instant>,
 }
 
 /// The saved state of a window. The time of answers is not saved, because it is measured again. Neither is progress,
@@ -247,26 +262,28 @@ pub struct SavedSendWindow<T> {
 }
 
 impl<T> SavedSendWindow<T> {
-    /// Returns the window at the time `now`. `packets` returns how many packets a message has.
+    /// Returns the window at the time `now`. `packets` returns how many packets a message has, and whether it takes a
+    /// receive of the peer.
     ///
     /// # Errors
     /// No window can be in this state.
     pub fn load(
         self,
         now: Instant,
-        packets: impl Fn(&T) -> Result<u32, Wrong>,
+        packets: impl Fn(&T) -> Result<(u32, bool), Wrong>,
     ) -> Result<SendWindow<T>, Wrong> {
-        let Self { entries, snd_una, acked, snd_nxt, snd_max, next_psn, scoreboard, .. } = self;
+        let Self { mut entries, snd_una, acked, snd_nxt, snd_max, next_psn, scoreboard, .. } = self;
         require(entries.len() <= MOST_MESSAGES, "too many messages are under way")?;
         let first = entries.first().map_or(next_psn, |entry| entry.first);
         let mut span = 0_u32;
-        for entry in &entries {
+        for entry in &mut entries {
             require(
                 entry.first == first.plus(span),
                 "messages under way do not follow each other",
             )?;
-            let fits = entry.packets == packets(&entry.message)?
-                && entry.packets <= MOST_PACKETS_OF_MESSAGE;
+            let (count, takes_receive) = packets(&entry.message)?;
+            entry.kind.takes_receive = takes_receive;
+            let fits = entry.packets == count && entry.packets <= MOST_PACKETS_OF_MESSAGE;
             require(fits, "a message under way has another number of packets")?;
             entry.received.check(entry.packets)?;
             let is_asked = entry.lost_below.max(entry.requested_below) <= entry.packets;
@@ -318,6 +335,8 @@ impl<T> SavedSendWindow<T> {
             flow: Flow::load(self.sent_at, now),
             cwnd: self.cwnd,
             paced_until: None,
+            credit: None,
+            credit_at: None,
         })
     }
 }
@@ -379,19 +398,19 @@ impl<T> SendWindow<T> {
             flow: Flow::default(),
             cwnd: Cwnd::default(),
             paced_until: None,
+            credit: None,
+            credit_at: None,
         }
     }
 
-    /// Notes that the peer is to be asked whether it has selective acknowledgements, because a packet may be lost. If
-    /// `is_probe`, the tail probe waits for the answer.
-    pub fn ask_for_sack(&mut self, is_probe: bool) {
+    /// Notes that the peer is to be asked whether it has selective acknowledgements, because a packet may be lost.
+    pub fn ask_for_sack(&mut self) {
         self.offer.is_due |= self.may_ask_for_sack();
-        self.offer.is_probe |= is_probe;
     }
 
     /// Returns whether the peer may be asked: it has not said that it has selective acknowledgements, and was asked
     /// fewer than [`MOST_OFFERS`] times.
-    pub fn may_ask_for_sack(&self) -> bool {
+    fn may_ask_for_sack(&self) -> bool {
         !self.is_selective && self.offer.left != 0
     }
 
@@ -402,10 +421,9 @@ impl<T> SendWindow<T> {
         is_due.then_some(self.snd_una)
     }
 
-    /// Notes that the peer has selective acknowledgements. Returns whether the tail probe has waited for this answer.
-    pub fn handle_sack_offer(&mut self) -> bool {
+    /// Notes that the peer has selective acknowledgements.
+    pub fn handle_sack_offer(&mut self) {
         self.is_selective = true;
-        std::mem::take(&mut self.offer.is_probe)
     }
 
     /// Returns whether the window has room for a message of `packets` packets.
@@ -481,8 +499,8 @@ impl<T> SendWindow<T> {
     }
 
     /// Returns the packet that is sent next: a request for a gap of a response, then a lost packet, then a new one.
-    /// `None` if there is no packet, if the congestion window is full, or if the next packet requests a response while
-    /// `most_responses` are missing. A caller that has sent the packet calls [`Self::transmitted`].
+    /// `None` if there is no packet, if the congestion window is full, if the peer has told of no receive for the next
+    /// message, or if the next packet requests a response while `most_responses` are missing. A caller that has sent the packet calls [`Self::transmitted`].
     pub fn poll_transmit(&self, most_responses: u8) -> Option<Transmit> {
         let again = |at, index, count, psn| {
             Some(Transmit { at, index, count, psn, ack_request: true, is_retransmit: true })
@@ -501,6 +519,9 @@ impl<T> SendWindow<T> {
         let before = self.entries.range(..at);
         let index = self.snd_nxt.distance_from(entry.first).unsigned_abs();
         if entry.kind.is_fenced && index == 0 && before.clone().any(Entry::awaits_response) {
+            return None;
+        }
+        if index == 0 && !self.has_credit(at) {
             return None;
         }
         let (ack_request, may_go) = if entry.kind.has_response {
@@ -623,6 +644,60 @@ impl<T> SendWindow<T> {
     /// Returns the PSN in front of which no packet is sent again, but for requests for gaps of responses.
     fn acked_or_complete(&self) -> Psn {
         later(self.acked, self.snd_una)
+    }
+
+    /// Returns whether the peer has a receive for the message at this place, as far as it tells.
+    fn has_credit(&self, at: usize) -> bool {
+        let Some(Credit { from, messages }) = self.credit else { return true };
+        let takes = |entry: &&Entry<T>| entry.kind.takes_receive && !entry.first.is_before(from);
+        let entry = self.entries.get(at).filter(|entry| entry.kind.takes_receive);
+        entry.is_none() || (self.entries.range(..at).filter(takes).count() as u64) < messages.into()
+    }
+
+    /// Returns whether the next message waits for a receive of the peer, and nothing else is under way.
+    pub fn lacks_credit(&self) -> bool {
+        let at = self.at_snd_nxt();
+        self.entries.get(at).is_some_and(|entry| entry.first == self.snd_nxt)
+            && !self.awaits_answer()
+            && !self.has_credit(at)
+    }
+
+    /// Handles the number of messages for which the peer has receives behind the packet `psn`, as an acknowledgement of
+    /// this packet tells; `None`: the peer does not count them. An acknowledgement that is older than another one tells
+    /// nothing.
+    pub fn handle_credits(&mut self, psn: Psn, messages: Option<u16>) {
+        let from = psn.plus(1);
+        if self.credit.is_some_and(|credit| from.is_before(credit.from)) {
+            return;
+        }
+        self.credit = messages.map(|messages| Credit { from, messages: messages.into() });
+        self.credit_at = None;
+    }
+
+    /// Takes the peer for one that counts its receives until it says otherwise, because the consumer relies on that: of
+    /// the messages that take a receive, the first one is sent and the others wait.
+    pub fn expect_credits(&mut self) {
+        let from = self.acked_or_complete();
+        let is_under_way =
+            |entry: &&Entry<T>| entry.kind.takes_receive && entry.first.is_before(self.snd_max);
+        let messages = self.entries.iter().filter(is_under_way).count().max(1);
+        let messages = u32::try_from(messages).unwrap_or(u32::MAX);
+        self.credit = Some(Credit { from, messages });
+    }
+
+    /// Returns whether an acknowledgement of this packet tells of receives alone: everything up to the packet was
+    /// acknowledged before (IBA 9.7.7.2.6).
+    pub fn is_credit_update(&self, psn: Psn) -> bool {
+        psn.plus(1) == self.acked_or_complete()
+    }
+
+    /// Lets one message go without a credit. The peer may have a receive of which it has told in a packet that was
+    /// lost; otherwise it answers that it has none.
+    pub fn lend_credit(&mut self) {
+        self.credit_at = None;
+        if let Some(credit) = &mut self.credit {
+            credit.messages += 1;
+        }
     }
 
     /// Notes that the packet was sent that [`Self::poll_transmit`] returns.
@@ -767,6 +842,11 @@ impl<T> SendWindow<T> {
         self.response_at(psn).is_some_and(|(at, _)| at == 0)
     }
 
+    /// Returns whether the oldest message that is not complete has a packet with this PSN.
+    pub fn is_of_oldest_incomplete(&self, psn: Psn) -> bool {
+        self.at(psn) == self.at(self.snd_una)
+    }
+
     /// Begins to send all packets again that are not acknowledged, and to request the gaps of all responses again. Both
     /// timers begin again.
     pub fn go_back(&mut self) {
@@ -788,26 +868,39 @@ impl<T> SendWindow<T> {
 
     /// Handles the end of the time after which a tail loss is probed. The time for an answer goes on.
     ///
-    /// The first probe is one packet: the last one that was sent, for which the peer answers with the packets that it
-    /// misses, or a request for the last packet of a response. A peer that is only slow gets no other packet twice. The
-    /// next probe without progress takes all packets for lost that the peer neither has acknowledged nor holds, and all
-    /// gaps of responses.
+    /// The first probe is one packet: the last one that was sent, or a request for the last packet of a response. A peer
+    /// that has received everything answers it as a duplicate (IBA 9.7.5.1.5), and any other says which packets it
+    /// misses. A peer that is only slow gets no other packet twice. The next probe without progress takes all packets
+    /// for lost that the peer neither has acknowledged nor holds, and all gaps of responses. If the peer has no
+    /// selective acknowledgements, each probe is one packet, because that peer would get everything once more each time
+    /// that it is slow. Each second one is the oldest packet then: a peer says only once that a packet is missing, and
+    /// that answer may be lost.
     pub fn handle_probe_timeout(&mut self) {
-        let probe = self.last_request().or_else(|| self.last_response());
-        self.tail_probe = probe.filter(|_| self.probe.is_first());
+        let is_oldest = !self.is_selective && !self.probe.is_even();
+        let oldest = if is_oldest { self.oldest_request() } else { None };
+        let probe = oldest.or_else(|| self.last_request()).or_else(|| self.last_response());
+        self.tail_probe = probe.filter(|_| !self.is_selective || self.probe.is_first());
         self.probe.again();
-        if self.tail_probe.is_none() {
+        if self.is_selective && self.tail_probe.is_none() {
             self.high_rxt = self.acked;
             self.lost_below = self.snd_nxt;
             self.lose_responses();
         }
     }
 
+    /// Returns the PSN of the oldest packet that is not acknowledged, unless it asks for many packets.
+    fn oldest_request(&self) -> Option<Psn> {
+        let entry = self.entries.get(self.at(self.acked))?;
+        let is_one = !entry.kind.has_response || entry.packets == 1;
+        (is_one && self.acked.is_before(self.snd_max)).then_some(self.acked)
+    }
+
     /// Returns the PSN of the last packet that was sent, unless the peer has acknowledged or holds it.
     fn last_request(&self) -> Option<Psn> {
         let last = self.snd_max.minus(1);
         let entry = self.entries.get(self.at(last))?;
-        let psn = if entry.kind.has_response { entry.first } else { last };
+        // A peer without selective acknowledgements repeats one packet of a response, and not all of them.
+        let psn = if entry.kind.has_response && self.is_selective { entry.first } else { last };
         let (from, sack) = &self.scoreboard;
         let is_held =
             u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance));
@@ -891,7 +984,7 @@ mod tests {
     /// Returns how many READs of so many packets are asked for before one is answered.
     fn asked_for(packets: u32) -> usize {
         let mut window = SendWindow::new(Psn::new(0));
-        let kind = Kind { has_response: true, is_fenced: false };
+        let kind = Kind { has_response: true, ..Kind::default() };
         (0..32).for_each(|number| window.push(number, packets, kind));
         let mut count = 0;
         while window.poll_transmit(16).is_some() {
@@ -977,7 +1070,7 @@ mod tests {
         let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
         window.push((), 10, Kind::default());
-        window.push((), 100, Kind { has_response: true, is_fenced: false });
+        window.push((), 100, Kind { has_response: true, ..Kind::default() });
         sends(&mut window);
         window.handle_probe_timeout();
         assert_eq!(
@@ -1001,7 +1094,7 @@ mod tests {
     fn a_slow_responder_is_asked_for_one_packet() {
         let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
-        window.push((), 100, Kind { has_response: true, is_fenced: false });
+        window.push((), 100, Kind { has_response: true, ..Kind::default() });
         sends(&mut window);
         let come = |window: &mut SendWindow<()>, psn: u32| {
             assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
@@ -1034,7 +1127,7 @@ mod tests {
     fn a_tail_probe_ends_with_its_message() {
         let mut window = SendWindow::new(Psn::new(0));
         window.is_selective = true;
-        window.push((), 4, Kind { has_response: true, is_fenced: false });
+        window.push((), 4, Kind { has_response: true, ..Kind::default() });
         sends(&mut window);
         window.push((), 2, Kind::default());
         for psn in 0..4 {
@@ -1076,7 +1169,7 @@ mod tests {
     #[test]
     fn answers_behind_a_missing_one_make_no_room() {
         let mut window = SendWindow::new(Psn::new(0));
-        let kind = Kind { has_response: true, is_fenced: false };
+        let kind = Kind { has_response: true, ..Kind::default() };
         (0..4).for_each(|number| window.push(number, 1, kind));
         (0..2).for_each(|_| window.transmitted());
         assert!(matches!(window.handle_response(Psn::new(1)), Response::Missing(1, 0)));

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::config::QpConfig;
 use super::halves::{Partner, Qp, Requester, RequesterHalf, ResponderHalf, Wait};
 use super::inbound::InboundImage;
-use super::mtu::{mtu_bytes, packets};
+use super::mtu::{mtu_bytes, packets, psns};
 use super::state::QpState;
 use crate::base::address::{Address, Gid};
 use crate::base::image::{abi_bytes, require, Moment, Wrong};
@@ -27,6 +27,7 @@ use crate::base::limits::{Limits, MAX_INLINE, MAX_SGE};
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::memory::page_list::{check_region, find_pages, Range};
+use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wq_ring::{Kind, Sizes, WqRingImage};
 use crate::queue::wqe::{receive_entry_len, send_entry_len, ReceiveWqe, SendWqe, WqConfig};
@@ -255,11 +256,16 @@ fn load_requester<D>(
     }
     let count = |wqe: &SendWqe| {
         wqe.check()?;
-        require(!wqe.request.operation.is_local(), "a local operation is in no packet")?;
-        Ok(packets(wqe.request.total, mtu))
+        let is_local = wqe.request.operation.is_local();
+        let is_done = matches!(wqe.request.operation, Operation::RegMr(_));
+        require(!is_local || is_done, "a local operation is in no packet")?;
+        Ok((psns(&wqe.request, mtu), wqe.request.takes_receive()))
     };
     require(image.window.is_none() || image.config.wq.kind.is_reliable(), "it has a window")?;
-    let window = image.window.map(|window| window.load(with.now, count)).transpose()?;
+    let mut window = image.window.map(|window| window.load(with.now, count)).transpose()?;
+    if let Some(window) = window.as_mut().filter(|_| image.attr.rnr_retry == 0) {
+        window.expect_credits();
+    }
     to.region = image.region.into();
     to.config = Some(image.config);
     to.attr = image.attr;

@@ -2,6 +2,8 @@
 
 //! The sizes and numbers of packets of a message, by the MTU of its path.
 
+use crate::queue::request::{Operation, Request};
+
 /// Returns the bytes of an `enum ib_mtu` as a power of two; those of 4096 bytes for one that is not
 /// set.
 fn mtu_log2(mtu: u8) -> u32 {
@@ -25,4 +27,14 @@ pub(crate) fn packets(len: u64, mtu: u8) -> u32 {
     let log2 = mtu_log2(mtu);
     let last = u64::from(len & ((1 << log2) - 1) != 0);
     u32::try_from((len >> log2) + last).map_or(u32::MAX, |packets| packets.max(1))
+}
+
+/// Returns how many PSNs a work request has that waits for acknowledgements. A REG_MR is done when it begins to wait, and
+/// waits for the work requests in front of it alone.
+#[inline]
+pub(crate) fn psns(request: &Request, mtu: u8) -> u32 {
+    match request.operation {
+        Operation::RegMr(_) => 0,
+        _ => packets(request.total, mtu),
+    }
 }

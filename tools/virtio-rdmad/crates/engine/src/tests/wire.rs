@@ -10,7 +10,7 @@ use abi::*;
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
 use super::{datagram, fast_reg, mcast, rc, uc, xrc};
-use crate::{Counter, Gid};
+use crate::{Clock, Counter, Gid};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 
@@ -110,6 +110,77 @@ pub fn a_bit_of_everything(pair: &mut Pair, messages: u64) {
         assert_eq!(pair.a.memory.read_obj::<u64>(back + 0x1_0000).unwrap(), number);
     }
     assert_eq!(pair.b.memory.read_obj::<u64>(word).unwrap(), messages, "each atomic is done once");
+}
+
+/// The pages of the regions that are registered below.
+const PAGES: [u64; 1] = [DATA];
+/// The address by which these regions are named.
+const IOVA: u64 = 0x7000_0000;
+
+/// Posts a registration of a region of A with this key, and a SEND of its memory.
+fn register_and_send(pair: &mut Pair, wr_id: u64, key: u32) {
+    let [a, b] = pair.ends;
+    pair.b.post_recv(b.qpn, wr_id, &[sge(DATA + (wr_id << 12), 100, b.key)]);
+    let reg = pair.a.registration(key, ALL, IOVA, 0x1000, &PAGES);
+    pair.a.post_send(a.qpn, &Send::reg_mr(wr_id, reg));
+    let part = [sge(IOVA, 100, key)];
+    pair.a.post_send(a.qpn, &Send::new(wr_id + 100, VIRTIO_RDMA_WR_SEND, &part));
+}
+
+/// Consumers post a REG_MR in front of each message. It does not wait until the messages in front of it are
+/// acknowledged, and completes behind them.
+#[test]
+fn registrations_do_not_wait_for_acknowledgements() {
+    for upgrades in [false, true] {
+        over_a_cable(1, Faults::default(), || {
+            let mut pair = Pair::new();
+            let [a, _] = pair.ends;
+            let delay = Duration::from_micros(100);
+            cable().unwrap().set_delay(delay, &pair.clock);
+            let data = pair.a.fill(DATA, 100, 7);
+            let start = pair.clock.now();
+            for wr_id in 1..=16 {
+                let key = pair.a.create_mr(a.pdn, 4).unwrap().lkey;
+                register_and_send(&mut pair, wr_id, key);
+            }
+            pair.a.run();
+            if upgrades {
+                upgrade(&[&pair.a, &pair.b]);
+            }
+            pair.settle_in_time();
+            let time = pair.clock.now().saturating_duration_since(start);
+            assert_eq!(time, 2 * delay, "one round trip for all");
+            for wr_id in 1..=16 {
+                assert_eq!(brief(pair.poll_a()), Some((wr_id, OK, VIRTIO_RDMA_WC_REG_MR)));
+                assert_eq!(brief(pair.poll_a()), Some((wr_id + 100, OK, VIRTIO_RDMA_WC_SEND)));
+                assert_eq!(brief(pair.poll_b()), Some((wr_id, OK, VIRTIO_RDMA_WC_RECV)));
+                assert!(pair.b.bytes(DATA + (wr_id << 12), 100) == data, "message {wr_id}");
+            }
+        });
+    }
+}
+
+/// A REG_MR that is refused ends behind the messages in front of it, which are done.
+#[test]
+fn a_registration_that_is_refused_ends_in_its_turn() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        let [a, _] = pair.ends;
+        cable().unwrap().set_delay(Duration::from_micros(100), &pair.clock);
+        pair.a.fill(DATA, 100, 7);
+        let key = pair.a.create_mr(a.pdn, 4).unwrap().lkey;
+        register_and_send(&mut pair, 1, key);
+        // The region is registered already.
+        register_and_send(&mut pair, 2, key);
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_REG_MR)));
+        assert_eq!(brief(pair.poll_a()), Some((101, OK, VIRTIO_RDMA_WC_SEND)));
+        let refused = pair.poll_a().unwrap();
+        assert_eq!((refused.wr_id, refused.status), (2, VIRTIO_RDMA_WC_MW_BIND_ERR as u8));
+        let flushed = pair.poll_a().unwrap();
+        assert_eq!((flushed.wr_id, flushed.status), (102, VIRTIO_RDMA_WC_WR_FLUSH_ERR as u8));
+        assert_eq!(pair.a.device.counter(Counter::BadRegistration), 1, "it is counted once");
+    });
 }
 
 #[test]

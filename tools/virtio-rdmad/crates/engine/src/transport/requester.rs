@@ -199,13 +199,7 @@ impl Sender<'_> {
             return Progress::End(WcStatus::LocalQpOperation);
         }
         if requester.wqe.request.operation.is_local() {
-            if requester.window.as_ref().is_some_and(|window| !window.is_empty()) {
-                // Work requests in front of it may still need the memory.
-                return Progress::Wait;
-            }
-            round.budget.spend(0);
-            let status = self.manage_memory(&requester.wqe, round);
-            return status.map_or(Progress::Again, Progress::End);
+            return self.step_locally(requester, round);
         }
         if half.window.is_some() || self.is_away(half) {
             return self.step_on_wire(half, round);
@@ -241,6 +235,35 @@ impl Sender<'_> {
             },
             Err(Nak::Failed(status)) => Progress::End(status),
         }
+    }
+
+    /// Does the work request under way, which concerns the memory of this side alone. Behind work requests on the wire
+    /// it waits until they are done, because they may still need the memory. A REG_MR is done at once, because its
+    /// region is in no use before, and completes behind them: consumers post one in front of each message.
+    fn step_locally(&self, requester: &mut Requester, round: &mut Round) -> Progress {
+        let window = requester.window.as_ref().filter(|window| !window.is_empty());
+        if let Some(window) = window {
+            let is_registration = matches!(requester.wqe.request.operation, Operation::RegMr(_));
+            let may_go = is_registration && !requester.wqe.is_fenced && window.has_room(0);
+            if !may_go || !self.registers(&requester.wqe, round) {
+                return Progress::Wait;
+            }
+            post(requester);
+            return Progress::Partial;
+        }
+        round.budget.spend(0);
+        let status = self.manage_memory(&requester.wqe, round);
+        status.map_or(Progress::Again, Progress::End)
+    }
+
+    /// Does a REG_MR. Returns `false` if it is refused: then it waits, and ends with its error when it is the oldest.
+    fn registers(&self, wqe: &SendWqe, round: &mut Round) -> bool {
+        let Operation::RegMr(request) = &wqe.request.operation else { return false };
+        let Hca { keys, features, .. } = &**self.hca;
+        let &QpConfig { pdn, privileged, .. } = self.config;
+        let asker = Asker { slot: self.slot, pdn, privileged };
+        round.budget.spend(0);
+        features.has_fast_reg() && reg_mr(keys, features, asker, request, &mut round.budget).is_ok()
     }
 
     /// Sends the datagram under way, or goes on with it: one to a large group takes several steps.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use reliability::{Kind, Response, SendWindow};
 use roce::{
-    AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
+    AtomicEth, Bth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
     Position, Psn, Qpn, Reth, RnrTimer, Service, Syndrome, Xrceth,
 };
 use zerocopy::IntoBytes;
@@ -24,7 +24,7 @@ use crate::memory::copy::{self, Atomic, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::halves::Requester;
-use crate::qp::mtu::{mtu_bytes, packets};
+use crate::qp::mtu::{mtu_bytes, packets, psns};
 use crate::qp::state::QpState;
 use crate::queue::request::{Operation, Request};
 use crate::queue::wqe::SendWqe;
@@ -36,8 +36,15 @@ use crate::transport::sender::{answer_delay, Sender};
 /// Puts the work request under way into the window; `false` if there is no room.
 pub(crate) fn post(requester: &mut Requester) -> bool {
     let psn = requester.sq_psn();
-    let window = requester.window.get_or_insert_with(|| Box::new(SendWindow::new(psn)));
-    let count = packets(requester.wqe.request.total, requester.attr.path_mtu);
+    let relies_on_credits = requester.attr.rnr_retry == 0;
+    let window = requester.window.get_or_insert_with(|| {
+        let mut window = Box::new(SendWindow::new(psn));
+        if relies_on_credits {
+            window.expect_credits();
+        }
+        window
+    });
+    let count = psns(&requester.wqe.request, requester.attr.path_mtu);
     if !window.has_room(count) {
         return false;
     }
@@ -47,7 +54,8 @@ pub(crate) fn post(requester: &mut Requester) -> bool {
         request.operation,
         Operation::Read | Operation::Atomic(_) | Operation::AtomicWrite | Operation::Flush(_)
     );
-    let kind = Kind { has_response, is_fenced: wqe.is_fenced };
+    let takes_receive = request.takes_receive();
+    let kind = Kind { has_response, is_fenced: wqe.is_fenced, takes_receive };
     window.push(wqe, count, kind);
     requester.active = false;
     true
@@ -133,6 +141,9 @@ impl Sender<'_> {
             return false;
         }
         window.rnr_until = None;
+        if window.credit_at.is_some_and(|at| at <= now) {
+            window.lend_credit();
+        }
         let path = Path::new(hca, self.slot, attr, source);
         let Some(path) = path.map(|path| path.observed_if(self.observed, self.slot)) else {
             self.fail_front(requester, WcStatus::LocalQpOperation, round);
@@ -198,7 +209,7 @@ impl Sender<'_> {
         }
         // Gaps of a READ are asked for all at once of a peer that knows selective acknowledgements.
         if is_asking {
-            window.ask_for_sack(false);
+            window.ask_for_sack();
         }
         if let Some(psn) = window.poll_sack_question() {
             offer(hca, &path, psn, true, round);
@@ -259,12 +270,13 @@ impl Sender<'_> {
             window.timeout_at = answer_delay(requester.attr.timeout).map(|delay| now + delay);
             window.probe_at = Some(now + window.probe.delay());
         }
-        // A consumer that wants to wait for ever gets no packet that it did not ask for. A foreign peer would be sent
-        // everything once more each time that it is slow, and is only asked whether it is one.
-        let may_probe = window.is_selective || window.may_ask_for_sack();
+        // A consumer that wants to wait for ever gets no packet that it did not ask for.
         let is_early = |at: &Instant| window.timeout_at.is_some_and(|end| *at < end);
-        window.probe_at = window.probe_at.filter(|at| may_probe && is_early(at));
-        let answer = window.probe_at.or(window.timeout_at);
+        window.probe_at = window.probe_at.filter(is_early);
+        window.credit_at = window.lacks_credit().then(|| {
+            window.credit_at.unwrap_or_else(|| self.hca.clock().now() + window.probe.delay())
+        });
+        let answer = window.probe_at.or(window.timeout_at).or(window.credit_at);
         let own = window.rnr_until.max(window.paced_until).or(answer);
         let turn = requester.active.then(|| requester.admission.until()).flatten();
         self.hca.set_timer(self.slot, own.into_iter().chain(turn).min());
@@ -276,12 +288,8 @@ impl Sender<'_> {
         let now = self.hca.clock().now();
         if window.timeout_at.is_none_or(|deadline| deadline > now) {
             if window.probe_at.is_some_and(|at| at <= now) {
-                if window.is_selective {
-                    self.hca.stats.add(Counter::Probes, 1);
-                    window.handle_probe_timeout();
-                } else {
-                    window.ask_for_sack(true);
-                }
+                self.hca.stats.add(Counter::Probes, 1);
+                window.handle_probe_timeout();
                 window.probe_at = Some(now + window.probe.delay());
             }
             return true;
@@ -333,7 +341,8 @@ impl Sender<'_> {
             Op::Acknowledge => {
                 let Some(aeth) = packet.headers.extended.aeth else { return };
                 match aeth.syndrome {
-                    Syndrome::Ack(_) => {
+                    Syndrome::Ack(credits) => {
+                        window.handle_credits(psn, credits.messages());
                         window.handle_ack(psn);
                     }
                     Syndrome::RnrNak(timer) => return self.not_ready(requester, psn, timer, round),
@@ -342,7 +351,10 @@ impl Sender<'_> {
                             observe::nak_code(self.hca, self.slot, psn, code);
                         }
                         window.handle_ack(psn.minus(1));
-                        failure = nak_status(code);
+                        // A request in front of the refused one may be done, and its answer lost. It has not failed, and
+                        // is repeated.
+                        let is_oldest = window.is_of_oldest_incomplete(psn);
+                        failure = nak_status(code).filter(|_| is_oldest);
                         window.handle_nak();
                     }
                     Syndrome::Reserved(_) => {}
@@ -387,10 +399,7 @@ impl Sender<'_> {
     /// Follows a responder that knows selective acknowledgements. If it asks, it is told that this requester does, too.
     fn offered(&self, requester: &mut Requester, packet: &Packet<'_>, round: &mut Round) {
         let Requester { window: Some(window), attr, source, .. } = requester else { return };
-        if window.handle_sack_offer() {
-            // The probe that has waited for it.
-            window.probe_at = Some(self.hca.clock().now());
-        }
+        window.handle_sack_offer();
         let aeth = packet.headers.extended.aeth.as_ref();
         let asks = aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Nak(_)));
         if let Some(path) = Path::new(self.hca, self.slot, attr, source).filter(|_| asks) {
@@ -488,6 +497,17 @@ fn offer(hca: &Hca, path: &Path, psn: Psn, asks: bool, round: &mut Round) {
     let _ = round.outbox.send(hca, &headers, path.observed, 0, |_| Ok::<(), ()>(()));
 }
 
+/// Returns whether a packet answers a request under way, or tells of receives behind those that were done.
+fn is_expected(window: &SendWindow<SendWqe>, packet: &Packet<'_>) -> bool {
+    let Bth { psn, opcode, .. } = packet.headers.bth;
+    let tells_credits = || match packet.headers.extended.aeth.map(|aeth| aeth.syndrome) {
+        Some(Syndrome::Ack(credits)) => credits.messages().is_some(),
+        _ => false,
+    };
+    let is_update = opcode.operation() == Op::Acknowledge && window.is_credit_update(psn);
+    window.is_in_flight(psn) || is_update && tells_credits()
+}
+
 /// Returns the status of a work request that was refused; `None` if its packets are
 /// sent again.
 fn nak_status(code: NakCode) -> Option<WcStatus> {
@@ -519,11 +539,10 @@ pub(crate) fn arrive(
     if observed {
         observe::packet(hca, slot, false, &packet.headers, packet.payload);
     }
-    let window = requester.window.as_ref();
-    if !window.is_some_and(|window| window.is_in_flight(packet.headers.bth.psn)) {
+    let Requester { window, attr, source, .. } = &mut requester.requester;
+    if !window.as_ref().is_some_and(|window| is_expected(window, packet)) {
         return Err(Counter::UnexpectedAnswers);
     }
-    let Requester { window, attr, source, .. } = &mut requester.requester;
     if let Some(window) = window {
         let is_named = window.is_selective;
         congestion::look(hca, slot, attr, source, &mut window.flow, is_named, packet, round);
