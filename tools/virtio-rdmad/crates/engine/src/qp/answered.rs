@@ -137,6 +137,13 @@ impl Answered {
         self.atomic(psn).is_some() || self.reads.iter().any(|read| read.index(psn).is_some())
     }
 
+    /// Returns the PSN of the first READ or atomic behind this PSN.
+    pub fn first_behind(&self, psn: Psn) -> Option<Psn> {
+        let reads = self.reads.iter().map(|read| read.psn);
+        let all = reads.chain(self.atomics.iter().map(|(of, _)| *of));
+        all.filter(|of| of.is_after(psn)).min_by_key(|of| of.distance_from(psn))
+    }
+
     /// Returns the PSN of the oldest READ.
     pub fn oldest_read(&self) -> Option<Psn> {
         self.reads.back().map(|read| read.psn)
@@ -195,6 +202,24 @@ mod tests {
         answered.keep_read(read(0x31, 1), 2);
         assert_eq!(again(&answered, 0xff_fff0, 7, 0, 65536), None, "two are remembered");
         assert_eq!(again(&answered, 0x30, 7, 0, 1024), Some(1));
+    }
+
+    #[test]
+    fn the_first_request_behind_a_psn_is_found() {
+        let mut answered = Answered::default();
+        assert_eq!(answered.first_behind(Psn::new(0)), None);
+        answered.keep_read(read(0xff_fff0, 4), 4);
+        answered.keep_atomic(Psn::new(2), 5, 4);
+        answered.keep_read(read(8, 4), 4);
+        for (psn, first) in [
+            (0xff_ff00, Some(0xff_fff0)),
+            (0xff_fff0, Some(2)),
+            (1, Some(2)),
+            (2, Some(8)),
+            (8, None),
+        ] {
+            assert_eq!(answered.first_behind(Psn::new(psn)), first.map(Psn::new), "{psn:#x}");
+        }
     }
 
     /// PSNs come again after 2^24 packets, and are those of other requests then.

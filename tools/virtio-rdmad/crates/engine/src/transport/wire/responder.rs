@@ -295,8 +295,10 @@ fn repeat(
             inbound.repeat(psn, Reply::Read(ReadReply::empty(psn)));
         }
         _ => {
-            // The acknowledgement is of this request, and not of later ones: in place of the answer to a READ or
-            // an atomic it says that the answer was lost, and rxe takes it for the answer.
+            // All requests that have come are acknowledged (IBA C9-105), but not what is behind a READ or an atomic: in
+            // place of its answer the acknowledgement says that the answer was lost, and rxe takes it for the answer.
+            let end = inbound.answered.first_behind(psn).unwrap_or(responder.expected.psn);
+            let psn = end.minus(1);
             if !inbound.acknowledges(psn) {
                 inbound.reply(Reply::Acknowledge { psn, syndrome: ACK });
             }
