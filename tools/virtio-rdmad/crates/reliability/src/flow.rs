@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::dcqcn::{Dcqcn, Notifier, IDLE};
 use crate::rate_limit::{RateLimit, Turn};
 use crate::saved::Moment;
+use crate::trains::Trains;
 
 /// The flow of packets of one half of a QP.
 #[derive(Default)]
@@ -17,6 +18,7 @@ pub struct Flow {
     turn: Option<Turn>,
     /// The time at which the last packet was sent.
     sent_at: Option<Instant>,
+    trains: Trains,
     /// The CNPs for packets that arrive marked.
     pub notifier: Notifier,
 }
@@ -24,7 +26,8 @@ pub struct Flow {
 impl Flow {
     /// Returns the saved state: the time at which the last packet was sent.
     ///
-    /// The rate is not saved, because CNPs set it again as they do for a new flow. The reservation at the limit of the
+    /// The rate is not saved, because CNPs set it again as they do for a new flow, nor is whether packets form trains,
+    /// which is judged again. The reservation at the limit of the
     /// guest is not saved either, which costs a turn, nor is the time of the last CNP, which costs one CNP more.
     pub fn save(&self, now: Instant) -> Option<Moment> {
         self.sent_at.map(|time| Moment::of(time, now))
@@ -70,9 +73,16 @@ impl Flow {
         limit.wait(&mut self.turn, bytes, now)
     }
 
-    /// Notes that a packet of `bytes` bytes was sent, which [`Self::wait`] has let pass.
-    pub fn sent(&mut self, now: Instant, bytes: u64) {
+    /// Returns whether the next packet may leave in a train with those in front of it.
+    #[inline]
+    pub fn forms_trains(&self) -> bool {
+        self.trains.may_form()
+    }
+
+    /// Notes that a packet of `bytes` bytes was sent, which [`Self::wait`] has let pass, and whether it was sent before.
+    pub fn sent(&mut self, now: Instant, bytes: u64, is_again: bool) {
         self.turn = None;
+        self.trains.sent(is_again);
         self.sent_at = Some(now);
         if let Some(rate) = &mut self.rate {
             rate.sent(now, bytes);

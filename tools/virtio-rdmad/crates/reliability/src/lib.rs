@@ -103,6 +103,7 @@ mod saved;
 #[cfg(test)]
 mod simulation;
 mod sync;
+mod trains;
 mod window;
 
 pub use dcqcn::{Notifier, LINE_RATE};

@@ -30,6 +30,21 @@ pub struct Faults {
     /// Both hosts take each other for an adapter that does not know selective acknowledgements, and lets its packets be
     /// routed adaptively.
     pub foreign: bool,
+    /// Whatever segments trains spoils all packets of a train but the first.
+    pub spoils_trains: bool,
+}
+
+impl Faults {
+    /// The faults of a cable that has none.
+    pub const NONE: Self = Self {
+        loss: 0,
+        repeat: 0,
+        reorder: 0,
+        corrupt: 0,
+        mark: 0,
+        foreign: false,
+        spoils_trains: false,
+    };
 }
 
 /// A frame that is under way.
@@ -132,8 +147,12 @@ impl Cable {
             self.frames.lock().unwrap().push_back(frame);
         }
         let mut split = Split::new(frame, segment);
-        while let Some(range) = split.next(frame) {
+        for number in 0.. {
+            let Some(range) = split.next(frame) else { break };
             self.sent.lock().unwrap().push(frame[range.clone()].to_vec());
+            if self.faults.spoils_trains && number != 0 {
+                continue;
+            }
             if self.faults.foreign {
                 if let Some(frame) = of_foreign_host(&frame[range]) {
                     self.take_packet(to, &frame);

@@ -14,8 +14,7 @@ use super::{datagram, uc, wire};
 use crate::{Clock, Counter, DevicePolicy, Quota, TrafficClasses};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
-const ALL_MARKED: Faults =
-    Faults { loss: 0, repeat: 0, reorder: 0, corrupt: 0, mark: 1000, foreign: false };
+const ALL_MARKED: Faults = Faults { mark: 1000, ..Faults::NONE };
 
 /// Goes on until no timer is left, and returns how long that took in virtual time.
 fn run(pair: &Pair) -> Duration {

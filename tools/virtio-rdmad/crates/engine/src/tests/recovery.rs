@@ -20,9 +20,9 @@ const COUNT: u64 = 4;
 
 /// The faults of a network, and the most packets that are sent for 1 MiB with them, besides 1024 packets with data.
 const COSTS: [(Faults, u64); 3] = [
-    (Faults { loss: 10, repeat: 0, reorder: 0, corrupt: 0, mark: 0, foreign: false }, 120),
-    (Faults { loss: 0, repeat: 0, reorder: 20, corrupt: 0, mark: 0, foreign: false }, 140),
-    (Faults { loss: 10, repeat: 20, reorder: 20, corrupt: 0, mark: 0, foreign: false }, 180),
+    (Faults { loss: 10, ..Faults::NONE }, 120),
+    (Faults { reorder: 20, ..Faults::NONE }, 140),
+    (Faults { loss: 10, repeat: 20, reorder: 20, ..Faults::NONE }, 180),
 ];
 
 /// Sends, writes or reads 1 MiB four times, checks the data, and returns how many packets were sent for each.

@@ -160,7 +160,7 @@ impl Sender<'_> {
         let (now, bytes) = (self.hca.clock().now(), len + OVERHEAD);
         let flow = requester.flow.get_or_insert_default();
         let Some(turn) = flow.wait(now, bytes, &self.hca.rate_limit) else {
-            flow.sent(now, bytes);
+            flow.sent(now, bytes, false);
             self.stop_waiting(requester);
             return false;
         };

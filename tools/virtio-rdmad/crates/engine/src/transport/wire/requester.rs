@@ -191,6 +191,9 @@ impl Sender<'_> {
                 request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
             let Round { outbox, local, .. } = round;
+            if !flow.forms_trains() {
+                outbox.flush(hca);
+            }
             let sent = outbox.send(hca, &headers, observed, len as usize, |place| {
                 self.gather(wqe, skip, place, local)
             });
@@ -198,7 +201,7 @@ impl Sender<'_> {
                 failure = Some(WcStatus::LocalProtection);
                 break;
             }
-            flow.sent(now, bytes);
+            flow.sent(now, bytes, due.is_retransmit);
             if due.is_retransmit {
                 hca.stats.add(Counter::PacketsResent, 1);
                 is_asking |= request.operation == Operation::Read;

@@ -511,7 +511,10 @@ pub(crate) fn pump(
                     next = Some(next.map_or(until, |next| next.min(until)));
                     break false;
                 }
-                inbound.flow.sent(now, bytes);
+                inbound.flow.sent(now, bytes, *is_repeated);
+                if !inbound.flow.forms_trains() {
+                    round.outbox.flush(hca);
+                }
                 match send_data(hca, slot, &path, read, responder, round) {
                     Ok(true) => {}
                     Ok(false) => continue,
