@@ -3,6 +3,7 @@
 //! Tests the engine as a guest's driver sees it. The tests write rings into anonymous memory, and move
 //! the clock themselves.
 
+mod adapter;
 mod bad_packets;
 mod bounds;
 mod cable;

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The habits of adapters, one by one: what comes of each.
+
+use roce::{NakCode, Operation};
+
+use super::link::Faults;
+use super::nic::with_opcode;
+use super::*;
+
+/// The longest time for the repair of a loss: less than a tenth of the time for an answer.
+const SOON: Duration = Duration::from_millis(6);
+
+fn faults(loss: u64, mark: u64) -> Faults {
+    Faults { loss, mark, spread: Duration::ZERO }
+}
+
+/// Returns the benches of all habits.
+fn every_habit() -> Vec<(&'static str, Habits)> {
+    let plain = Habits::default();
+    let early = Some(Duration::from_micros(60));
+    vec![
+        ("none", plain),
+        ("credits", Habits { gives_credits: true, obeys_credits: true, ..plain }),
+        ("adaptive retransmission", Habits { repeats_after: early, ..plain }),
+        ("WRITE ONLY", Habits { writes_only: true, ..plain }),
+        ("reserved bits", Habits { sets_reserved_bits: true, ..plain }),
+        (
+            "all",
+            Habits {
+                gives_credits: true,
+                obeys_credits: true,
+                repeats_after: early,
+                writes_only: true,
+                sets_reserved_bits: true,
+                ..plain
+            },
+        ),
+    ]
+}
+
+#[test]
+fn everything_arrives_whatever_the_habits() {
+    for (name, habits) in every_habit() {
+        for (loss, mark) in [(0, 0), (20, 0), (0, 300), (20, 300)] {
+            println!("{name}, {loss} lost, {mark} marked");
+            let mut bench = Bench::new(habits);
+            bench.link.set_faults(faults(loss, mark));
+            everything(&mut bench);
+            assert_eq!(bench.nic.requester.failed, None);
+        }
+    }
+}
+
+/// Packets of adaptive routing overtake each other. The device is told by no agreement that they may, and goes on as
+/// IBA says.
+#[test]
+fn packets_that_overtake_each_other_are_repaired() {
+    for (name, habits) in every_habit() {
+        println!("{name}");
+        let mut bench = Bench::new(habits);
+        let spread = Duration::from_micros(3);
+        bench.link.set_faults(Faults { spread, ..Faults::default() });
+        everything(&mut bench);
+    }
+}
+
+#[test]
+fn a_packet_of_an_unknown_opcode_has_no_effect() {
+    let mut bench = Bench::new(Habits::default());
+    everything(&mut bench);
+    bench.nic.post(Work::Write { at: DATA, data: vec![1; 64] });
+    let frame = bench.nic.poll(bench.clock.now()).unwrap();
+    // Reserved operations of RC, reserved services, and those of manufacturers.
+    let opcodes = [0x18, 0x1f, 0x40, 0x7f, 0xc0, 0xd3, 0xff];
+    for (number, opcode) in (1..).zip(opcodes) {
+        bench.fabric.receive(&with_opcode(frame.clone(), opcode), 0);
+        bench.guest.run();
+        assert_eq!(bench.counter(Counter::BadPacket), number, "opcode {opcode:#x}");
+    }
+    bench.link.send(To::Guest, &frame);
+    bench.run_until(|bench| bench.nic.requester.is_idle());
+    assert_eq!(bench.guest.bytes(DATA, 64), [1; 64]);
+}
+
+/// A program that never retries for want of a receive relies on credits: no SEND leaves without one.
+#[test]
+fn credits_are_obeyed() {
+    let habits = Habits { gives_credits: true, ..Habits::default() };
+    let mut bench = Bench::with(habits, |guest| guest.rnr_retry = 0);
+    bench.nic.responder.post_receives(4, 3000);
+    bench.settle();
+    let sent = bench.guest.fill(DATA, 2500, 3);
+    for wr_id in 0..30 {
+        bench.post(wr_id, VIRTIO_RDMA_WR_SEND, 2500, 0);
+    }
+    for wr_id in 0..30 {
+        let (cqe, _) = bench.completion();
+        assert_eq!(cqe, (wr_id, OK, VIRTIO_RDMA_WC_SEND));
+        bench.nic.responder.post_receives(1, 3000);
+    }
+    assert_eq!(bench.nic.responder.rnr_naks, 0);
+    assert!(bench.nic.responder.received.iter().all(|(data, _)| *data == sent));
+}
+
+/// Writes, reads or adds, loses the first packet for which a function says so, and returns how long it takes.
+fn with_a_loss(
+    habits: Habits,
+    opcode: u32,
+    len: usize,
+    is_it: impl FnMut(To, &roce::Headers) -> bool + std::marker::Send + 'static,
+) -> Duration {
+    let mut bench = Bench::new(habits);
+    // The device has measured how long answers take.
+    for _ in 0..20 {
+        bench.post(0, VIRTIO_RDMA_WR_RDMA_WRITE, 2000, 0);
+        assert_eq!(bench.completion().0 .1, OK);
+    }
+    bench.nic.responder.post_receives(1, len);
+    let data = bench.guest.fill(DATA, len, 9);
+    bench.nic.responder.memory[..len].copy_from_slice(&data);
+    bench.link.lose_one(is_it);
+    bench.post(1, opcode, len, 0);
+    let (cqe, time) = bench.completion();
+    assert_eq!((cqe.0, cqe.1), (1, OK));
+    assert!(bench.guest.bytes(DATA, len) == data);
+    assert!(bench.nic.responder.memory[..len] == data);
+    time
+}
+
+/// The loss of what is last shows by nothing but silence. It is repaired long before the time for an answer is over,
+/// which is 67 ms here.
+#[test]
+fn the_loss_of_the_last_packet_is_repaired_soon() {
+    let plain = Habits::default();
+    let of = |wanted: Operation| {
+        move |to: To, headers: &roce::Headers| {
+            to == To::Adapter
+                && headers.bth.opcode.operation() == wanted
+                && (headers.bth.ack_request || wanted == Operation::Acknowledge)
+        }
+    };
+    let answer =
+        |to: To, headers: &roce::Headers| to == To::Guest && headers.extended.aeth.is_some();
+    for (name, opcode, len, operation) in [
+        ("a WRITE of a packet", VIRTIO_RDMA_WR_RDMA_WRITE, 64, Operation::Write),
+        ("the end of a WRITE", VIRTIO_RDMA_WR_RDMA_WRITE, 5000, Operation::Write),
+        ("a SEND of a packet", VIRTIO_RDMA_WR_SEND, 64, Operation::Send),
+        ("the end of a SEND", VIRTIO_RDMA_WR_SEND, 5000, Operation::Send),
+        ("the request of a READ", VIRTIO_RDMA_WR_RDMA_READ, 64, Operation::ReadRequest),
+        ("the request of a long READ", VIRTIO_RDMA_WR_RDMA_READ, 5000, Operation::ReadRequest),
+    ] {
+        let time = with_a_loss(plain, opcode, len, of(operation));
+        println!("{name}: {time:?}");
+        assert!(time < SOON, "{name}: {time:?}");
+    }
+    for (name, opcode, len) in [
+        ("the acknowledgement of a WRITE", VIRTIO_RDMA_WR_RDMA_WRITE, 5000),
+        ("the answer to a READ of a packet", VIRTIO_RDMA_WR_RDMA_READ, 64),
+        ("the beginning of the answer to a READ", VIRTIO_RDMA_WR_RDMA_READ, 5000),
+    ] {
+        let time = with_a_loss(plain, opcode, len, answer);
+        println!("{name}: {time:?}");
+        assert!(time < SOON, "{name}: {time:?}");
+    }
+    let last = |to: To, headers: &roce::Headers| {
+        to == To::Guest && headers.bth.opcode.position() == roce::Position::Last
+    };
+    let time = with_a_loss(plain, VIRTIO_RDMA_WR_RDMA_READ, 5000, last);
+    println!("the end of the answer to a READ: {time:?}");
+    assert!(time < SOON, "the end of the answer to a READ: {time:?}");
+}
+
+/// An adapter tells of a gap once. If that is lost, too, the next packets tell it nothing new.
+#[test]
+fn the_loss_of_a_nak_is_repaired_soon() {
+    let mut bench = Bench::new(Habits::default());
+    for _ in 0..20 {
+        bench.post(0, VIRTIO_RDMA_WR_RDMA_WRITE, 2000, 0);
+        assert_eq!(bench.completion().0 .1, OK);
+    }
+    let (mut packet, mut nak) = (false, false);
+    bench.link.lose(move |to, headers| {
+        let is_nak = headers
+            .extended
+            .aeth
+            .is_some_and(|aeth| aeth.syndrome == roce::Syndrome::Nak(NakCode::PsnSequenceError));
+        let is_first = headers.bth.opcode.position() == roce::Position::First;
+        match to {
+            To::Adapter if is_first => !std::mem::replace(&mut packet, true),
+            To::Guest if is_nak => !std::mem::replace(&mut nak, true),
+            _ => false,
+        }
+    });
+    let sent = bench.guest.fill(DATA, 5000, 4);
+    bench.post(1, VIRTIO_RDMA_WR_RDMA_WRITE, 5000, 0);
+    let (cqe, time) = bench.completion();
+    assert_eq!((cqe.0, cqe.1), (1, OK));
+    assert!(bench.nic.responder.memory[..5000] == sent);
+    assert!(time < SOON, "{time:?}");
+}
+
+/// A peer that is only slow is asked with single packets, whose number grows with the logarithm of the time.
+#[test]
+fn a_slow_peer_is_not_sent_everything_again() {
+    let mut bench = Bench::new(Habits::default());
+    let count = |bench: &Bench| bench.link.count(To::Adapter, |_| true);
+    for _ in 0..20 {
+        bench.post(0, VIRTIO_RDMA_WR_RDMA_WRITE, 2000, 0);
+        bench.completion();
+    }
+    let before = count(&bench);
+    // Everything arrives, and no answer before the time for one is nearly over.
+    let until = bench.clock.now() + Duration::from_millis(60);
+    let clock = Arc::clone(&bench.clock);
+    bench.link.lose(move |to, _| to == To::Guest && clock.now() < until);
+    bench.guest.fill(DATA, 10_000, 1);
+    bench.post(1, VIRTIO_RDMA_WR_RDMA_WRITE, 10_000, 0);
+    let (cqe, time) = bench.completion();
+    assert_eq!((cqe.0, cqe.1), (1, OK));
+    assert!(time < Duration::from_millis(140), "{time:?}");
+    let sent = count(&bench) - before;
+    assert!(sent <= 10 + 10 + 8, "{sent} packets for a WRITE of 10");
+}
+
+/// A NAK names a request. What is in front of it has not failed, and does not end with its status.
+#[test]
+fn a_nak_of_a_later_request_is_not_that_of_the_oldest() {
+    let mut bench = Bench::with(Habits::default(), |guest| guest.retry_cnt = 1);
+    bench.link.lose_one(|to, headers| {
+        to == To::Guest && headers.bth.opcode.operation() == Operation::ReadResponse
+    });
+    bench.post(1, VIRTIO_RDMA_WR_RDMA_READ, 64, 0);
+    let part = [sge(DATA, 64, bench.end.key)];
+    let bad = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(0, nic::RKEY + 1);
+    bench.guest.post_send(bench.end.qpn, &bad);
+    let (first, _) = bench.completion();
+    assert_eq!((first.0, first.1), (1, VIRTIO_RDMA_WC_RETRY_EXC_ERR));
+    let (second, _) = bench.completion();
+    assert_eq!((second.0, second.1), (2, VIRTIO_RDMA_WC_WR_FLUSH_ERR));
+    assert!(bench.nic.responder.has_failed);
+}
+
+#[test]
+fn a_nak_of_the_oldest_request_ends_it() {
+    let mut bench = Bench::new(Habits::default());
+    bench.post(1, VIRTIO_RDMA_WR_RDMA_WRITE, 64, 0);
+    let part = [sge(DATA, 64, bench.end.key)];
+    let bad = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(0, nic::RKEY + 1);
+    bench.guest.post_send(bench.end.qpn, &bad);
+    assert_eq!(bench.completion().0, (1, OK, VIRTIO_RDMA_WC_RDMA_WRITE));
+    let (second, _) = bench.completion();
+    assert_eq!((second.0, second.1), (2, VIRTIO_RDMA_WC_REM_ACCESS_ERR));
+}
+
+/// An adapter is refused by the request that it made wrong.
+#[test]
+fn an_adapter_is_told_of_a_wrong_key() {
+    let mut bench = Bench::new(Habits::default());
+    bench.nic.post(Work::Read { at: 1 << 50, len: 64 });
+    bench.run_until(|bench| bench.nic.requester.failed.is_some());
+    assert_eq!(bench.nic.requester.failed, Some(NakCode::RemoteAccessError));
+}
+
+/// CNPs of an adapter may come 4 us apart. A connection follows them as DCQCN says, and is not stopped by them.
+#[test]
+fn many_cnps_do_not_stop_a_connection() {
+    let mut bench = Bench::new(Habits::default());
+    bench.link.set_faults(faults(0, 1000));
+    let sent = bench.guest.fill(DATA, 1 << 20, 1);
+    bench.post(1, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20, 0);
+    let (cqe, time) = bench.completion();
+    assert_eq!((cqe.0, cqe.1), (1, OK));
+    assert!(bench.nic.responder.memory[..1 << 20] == sent);
+    let (handled, ignored) =
+        (bench.counter(Counter::CnpHandled), bench.counter(Counter::CnpIgnored));
+    println!("{time:?}, {} CNPs, {handled} handled, {ignored} ignored", bench.nic.cnps_sent);
+    assert!(bench.nic.cnps_sent > 20 && handled > 2);
+    // The least rate of DCQCN is 6.4 Mbit/s.
+    assert!(time < Duration::from_millis(1500), "{time:?}");
+}
+
+/// Has an adapter write so many MiB at the rate of its line to a guest whose device looks into its inbox every so
+/// often. Returns the part of what it sent that was not in vain, in thousandths.
+fn overrun(interval: Duration, mebibytes: usize) -> u64 {
+    let mut bench = Bench::new(Habits::default());
+    bench.interval = Some(interval);
+    for number in 0..mebibytes {
+        bench.nic.post(Work::Write { at: DATA, data: data(1 << 20, number) });
+    }
+    let time = bench.run_until(|bench| bench.nic.requester.is_idle());
+    assert!(bench.guest.bytes(DATA, 1 << 20) == data(1 << 20, mebibytes - 1));
+    let (sent, needed) = (bench.nic.requester.sent, mebibytes as u64 * 1024);
+    let (dropped, cnps) = (bench.counter(Counter::DropInboxFull), bench.nic.requester.cnps);
+    println!("{interval:?}: {time:?}, {sent} packets for {needed}, {dropped} dropped, {cnps} CNPs");
+    needed * 1000 / sent
+}
+
+/// An adapter that sends faster than the device takes is told to send more slowly before much is lost.
+#[test]
+fn an_adapter_that_sends_too_fast_is_slowed_down() {
+    for micros in [200, 500] {
+        let useful = overrun(Duration::from_micros(micros), 64);
+        assert!(useful >= 800, "{micros} us: {useful} thousandths");
+    }
+}
