@@ -23,6 +23,7 @@ fn every_habit() -> Vec<(&'static str, Habits)> {
         ("none", plain),
         ("credits", Habits { gives_credits: true, obeys_credits: true, ..plain }),
         ("adaptive retransmission", Habits { repeats_after: early, ..plain }),
+        ("MSN", Habits { retires_by_msn: true, ..plain }),
         ("WRITE ONLY", Habits { writes_only: true, ..plain }),
         ("reserved bits", Habits { sets_reserved_bits: true, ..plain }),
         (
@@ -31,6 +32,7 @@ fn every_habit() -> Vec<(&'static str, Habits)> {
                 gives_credits: true,
                 obeys_credits: true,
                 repeats_after: early,
+                retires_by_msn: false,
                 writes_only: true,
                 sets_reserved_bits: true,
                 ..plain

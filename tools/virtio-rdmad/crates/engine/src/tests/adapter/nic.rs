@@ -34,6 +34,8 @@ pub struct Habits {
     /// The time after which a requester sends again what was not answered (adaptive retransmission); `None`: the time
     /// that the consumer has set.
     pub repeats_after: Option<Duration>,
+    /// The requester completes messages by the number of messages that the responder has done (MSN), and not by PSNs.
+    pub retires_by_msn: bool,
     /// The requester cuts WRITEs into messages of one packet, so that switches may send each another way.
     pub writes_only: bool,
     /// All packets have the bit by which switches tell packets of adaptive routing, and all other reserved bits.
@@ -48,6 +50,7 @@ impl Default for Habits {
             gives_credits: false,
             obeys_credits: false,
             repeats_after: None,
+            retires_by_msn: false,
             writes_only: false,
             sets_reserved_bits: false,
         }

@@ -307,7 +307,8 @@ impl Requester {
                 match aeth.syndrome {
                     Syndrome::Ack(credits) => {
                         self.take_credits(credits, aeth.msn.get());
-                        self.acknowledged(psn.plus(1), now);
+                        let end = self.end_by_msn(aeth.msn.get()).unwrap_or(psn.plus(1));
+                        self.acknowledged(end, now);
                     }
                     Syndrome::RnrNak(timer) => {
                         self.rnr_naks += 1;
@@ -333,6 +334,12 @@ impl Requester {
             }
             other => panic!("{other:?} is no answer"),
         }
+    }
+
+    /// Returns the end of the last message that is done by an MSN, if the adapter goes by that.
+    fn end_by_msn(&self, msn: u32) -> Option<Psn> {
+        let done = self.entries.iter().take_while(|entry| entry.ssn <= msn).last();
+        self.habits.retires_by_msn.then(|| done.map_or(self.una, Entry::end))
     }
 
     fn take_credits(&mut self, credits: Credits, msn: u32) {
