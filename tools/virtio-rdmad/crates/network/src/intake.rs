@@ -16,10 +16,11 @@ use rustix::io::Errno;
 use scheduler::Waker;
 
 use crate::switch::Switch;
-use crate::uplink::{Uplink, UplinkCounter};
+use crate::uplink::{Room, Uplink, UplinkCounter};
 
-/// Most frames, and about the most bytes, of a turn.
-const FRAMES: usize = 64;
+/// The most calls of the uplink, and about the most frames and the most bytes, of a turn.
+const CALLS: usize = 64;
+const FRAMES: usize = 128;
 const BYTES: usize = 128 << 10;
 
 /// The holder of an intake that no worker has: the thread of the switch.
@@ -30,7 +31,7 @@ const THREAD: usize = usize::MAX;
 pub enum Found {
     /// Nothing had come.
     Nothing,
-    /// Something had come, and all of it was taken.
+    /// Something had come, and all of it was taken, as far as that is known without another look.
     All,
     /// Something was taken, and more may have come.
     Part,
@@ -45,7 +46,7 @@ pub struct Intake {
     holder: AtomicUsize,
     /// Room for a frame. Whoever takes frames in has it locked, so frames keep their order when the
     /// holder changes.
-    room: Mutex<Vec<u8>>,
+    room: Mutex<Room>,
     /// Tells the thread of the switch that the intake is its own again.
     pub waker: Waker,
 }
@@ -88,15 +89,16 @@ impl Intake {
     /// Takes in a bounded number of frames that have come. The holder calls this.
     pub fn turn(&self) -> Found {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut found, mut bytes) = (Found::Nothing, 0);
-        for _ in 0..FRAMES {
+        let (mut found, mut frames, mut bytes) = (Found::Nothing, 0, 0);
+        for _ in 0..CALLS {
             let take = |frame: &[u8], segment| {
-                bytes += frame.len();
+                (frames, bytes) = (frames + 1, bytes + frame.len());
                 self.switch.take_from_uplink(&self.uplink, &self.fabric, frame, segment);
             };
             match self.uplink.receive(&mut room, take) {
-                Ok(()) if bytes < BYTES => found = Found::All,
-                Ok(()) => break,
+                Ok(false) => return Found::All,
+                Ok(true) if frames < FRAMES && bytes < BYTES => found = Found::All,
+                Ok(true) => break,
                 Err(error) => {
                     if error.kind() != ErrorKind::WouldBlock {
                         // The next event tries it again.

@@ -160,7 +160,8 @@ impl<'a> Turns<'a> {
                 return Ok(());
             }
             if let Some(intake) = self.intake.filter(|_| self.is_uplink_ready) {
-                self.is_uplink_ready = intake.turn() == Found::Part;
+                // No event tells of what a turn has left.
+                self.is_uplink_ready = intake.turn() != Found::Nothing;
             }
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);

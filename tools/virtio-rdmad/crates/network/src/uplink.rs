@@ -7,6 +7,7 @@ pub mod counters;
 #[cfg(test)]
 mod namespace;
 mod port;
+mod room;
 mod spec;
 mod tunnel;
 
@@ -24,6 +25,7 @@ use crate::forwarding::Mac;
 use counters::Counters;
 pub use counters::UplinkCounter;
 use port::Port;
+pub use room::Room;
 pub use spec::{PortSpec, TunnelSpec, WaySpec};
 use tunnel::Tunnel;
 
@@ -118,23 +120,25 @@ impl Uplink {
     }
 
     /// Returns the room that [`Uplink::receive`] needs.
-    pub fn room(&self) -> Vec<u8> {
-        match &self.way {
-            Way::Port(_) => Port::room(),
+    pub fn room(&self) -> Room {
+        let bytes = match &self.way {
+            Way::Port(port) => port.room(),
             Way::Tunnel(_) => Tunnel::room(),
-        }
+        };
+        Room { bytes, frames: usize::MAX }
     }
 
-    /// Takes frames that have come, and gives each to `deliver`, with the bytes of a segment if it is a train.
+    /// Takes frames that have come, and gives each to `deliver`, with the bytes of a segment if it is a train. Returns
+    /// whether more may wait. If not, the next call need not be before the caller looks again anyway.
     ///
     /// # Errors
     ///
     /// `WouldBlock` if nothing has come.
     pub fn receive(
         &self,
-        room: &mut [u8],
+        room: &mut Room,
         mut deliver: impl FnMut(&[u8], u16),
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let counters = &self.counters;
         let deliver = |frame: &[u8], segment| {
             counters.count(UplinkCounter::RxFrames);
@@ -142,7 +146,9 @@ impl Uplink {
         };
         match &self.way {
             Way::Port(port) => port.receive(room, counters, deliver),
-            Way::Tunnel(tunnel) => tunnel.receive(room, counters, deliver),
+            Way::Tunnel(tunnel) => {
+                tunnel.receive(&mut room.bytes, counters, deliver).map(|()| true)
+            }
         }
     }
 

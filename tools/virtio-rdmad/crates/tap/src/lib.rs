@@ -84,7 +84,8 @@ impl Tap {
 
     /// Takes a frame that the kernel sends over the interface. Returns its bytes, and the bytes of a
     /// segment if it is a train, else 0. A frame that does not fit into `room` with a header of 10 bytes
-    /// is cut off.
+    /// is cut off. No system call takes several frames from a tap: it is a file, not a socket, and a read of it, also by
+    /// readv(2), is of one frame (the kernel's `tun_do_read()`).
     ///
     /// # Errors
     ///

@@ -6,6 +6,13 @@
 //! of veth. What comes from a network card is a packet, because the kernel merges packets of UDP for a
 //! packet socket only if it merges them for everybody (`rx-udp-gro-forwarding` of ethtool).
 //!
+//! # Several frames by a system call
+//! One system call takes up to 16 frames (recvmmsg(2)), and finds out whether more wait. Measured on a pair of veth, by
+//! turns, in Linux 6.18 (`speed_of_receiving` in `tests/packet_socket.rs`), with a copy of each frame as the inbox of a
+//! guest makes it: a packet of 100 bytes takes 1,000 ns with a system call of its own (recvmsg(2)), and 0.73 of that with
+//! 4 to a call, 0.66 with 8 and 0.63 with 16. For 1,100 bytes these are 1,050 ns, 0.77, 0.71 and 0.69. A train of 60,000
+//! bytes takes 4.6 us in any case. To find that no frame waits takes 550 ns instead of 460.
+//!
 //! # Why there is no ring
 //! The kernel can also write frames into memory that it shares with the process (PACKET_RX_RING), with
 //! the same headers of VIRTIO. Measured on a pair of veth, by turns, in Linux 6.18: a block of
@@ -50,6 +57,12 @@ const ADDRESSES: usize = 12;
 /// The bytes of `struct cmsghdr`, and of it with `struct tpacket_auxdata` behind it, which is aligned.
 const CONTROL_HEADER: usize = size_of::<usize>() + 8;
 const CONTROL: usize = CONTROL_HEADER + 24;
+
+/// Most frames that one system call takes.
+const BATCH: usize = 16;
+/// The bytes of a slot: room for the longest train, which is a packet of IP with the headers in front of it. Slots begin
+/// at different places of the pages, because the beginnings of all frames would share a few lines of the caches.
+const SLOT: usize = (64 << 10) + 27 * 64;
 
 /// A packet socket on an interface.
 #[derive(Debug)]
@@ -157,30 +170,39 @@ impl PacketSocket {
         changed.map(|()| *members = wanted)
     }
 
-    /// Takes a frame. Returns its bytes, with the tag of its VLAN, and the bytes of a segment if it is a
-    /// train, else 0. A frame that does not fit into `room` with 4 bytes for a tag is cut off.
+    /// The most frames that one call of [`Self::receive`] takes.
+    pub const BATCH: usize = BATCH;
+
+    /// Returns the room that [`Self::receive`] needs for as many frames as it takes.
+    pub fn room() -> Vec<u8> {
+        vec![0; BATCH * SLOT]
+    }
+
+    /// Takes frames by one system call, at most `most` and [`Self::BATCH`], and as many as there is [room](Self::room)
+    /// for. Gives each to `deliver`, in the order in which they came: its bytes, with the tag of its VLAN, and the bytes
+    /// of a segment if it is a train, else 0. In a room that is too short for one frame, 4 bytes are for a tag, and a
+    /// frame that does not fit behind them is cut off.
+    ///
+    /// Returns whether it took as many as it could. If not, no more waited, or an error is behind the frames.
     ///
     /// # Errors
     ///
     /// `WouldBlock` if there is no frame; `InvalidInput` if the kernel has dropped a frame that the header
     /// cannot describe, such as a train before Linux 6.2; what recvmsg(2) says if the interface is down or
-    /// gone.
-    pub fn receive<'a>(&self, room: &'a mut [u8]) -> Result<(&'a [u8], u16), Error> {
-        let (mut header, mut control) = ([0; header::LEN], [0_u64; CONTROL / 8]);
-        let behind_tag = room.get_mut(TAG..).unwrap_or_default();
-        let (len, control_len) = self.receive_parts(&mut header, behind_tag, &mut control)?;
-        let len = len.saturating_sub(header::LEN);
-        let control = control.map(u64::to_ne_bytes);
-        let control = control.as_flattened();
-        let start = match tag(&control[..control_len.min(CONTROL)]) {
-            Some(tag) if len >= ADDRESSES => {
-                room.copy_within(TAG..TAG + ADDRESSES, 0);
-                room[ADDRESSES..ADDRESSES + TAG].copy_from_slice(&tag);
-                0
-            }
-            _ => TAG,
-        };
-        Ok((room.get(start..TAG + len).unwrap_or_default(), header::segment(header)))
+    /// gone. The next call returns an error that is behind frames.
+    pub fn receive(
+        &self,
+        room: &mut [u8],
+        most: usize,
+        mut deliver: impl FnMut(&[u8], u16),
+    ) -> Result<bool, Error> {
+        let mut said = [Said::default(); BATCH];
+        let said = &mut said[..most.min(BATCH)];
+        let count = self.receive_slots(room, said)?;
+        for (slot, said) in room.chunks_mut(SLOT).zip(&said[..count]) {
+            deliver(said.frame(slot), header::segment(said.header));
+        }
+        Ok(count == said.len())
     }
 
     /// Sends a frame over the interface. The kernel, or the interface, takes a train apart (Linux 6.2).
@@ -218,27 +240,35 @@ impl PacketSocket {
         Ok(statistics[1])
     }
 
-    /// Receives the header of a frame, the frame, and what is said besides. Returns how many bytes came of
-    /// the first two, and of the last.
-    fn receive_parts(
-        &self,
-        header: &mut [u8],
-        frame: &mut [u8],
-        control: &mut [u64],
-    ) -> Result<(usize, usize), Error> {
-        let mut parts = [IoSliceMut::new(header), IoSliceMut::new(frame)];
-        // SAFETY: Zeros are valid for all members of the structure: integers, and pointers, which may be
-        // null.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = parts.as_mut_ptr().cast();
-        message.msg_iovlen = parts.len();
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(control);
-        // SAFETY: The message names `parts`, which have the form of iovecs, and `control` with its length.
-        // Both are borrowed for writing until this function returns.
-        let len = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
-        let len = usize::try_from(len).map_err(|_| Error::last_os_error())?;
-        Ok((len, message.msg_controllen))
+    /// Receives frames into the slots of `room`, behind the place of a tag, and what is said of each. Returns how many
+    /// came.
+    fn receive_slots(&self, room: &mut [u8], said: &mut [Said]) -> Result<usize, Error> {
+        let mut parts: [_; BATCH] =
+            std::array::from_fn(|_| [IoSliceMut::new(&mut []), IoSliceMut::new(&mut [])]);
+        // SAFETY: Zeros are valid for all members of the structures: integers, and pointers, which may be null.
+        let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+        let mut slots = 0;
+        let places = room.chunks_mut(SLOT).zip(said.iter_mut());
+        for ((slot, said), (parts, message)) in places.zip(parts.iter_mut().zip(&mut messages)) {
+            let frame = slot.get_mut(TAG..).unwrap_or_default();
+            *parts = [IoSliceMut::new(&mut said.header), IoSliceMut::new(frame)];
+            let message = &mut message.msg_hdr;
+            message.msg_iov = parts.as_mut_ptr().cast();
+            message.msg_iovlen = parts.len();
+            message.msg_control = said.control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&said.control);
+            slots += 1;
+        }
+        let (socket, timeout) = (self.socket.as_raw_fd(), std::ptr::null_mut());
+        // SAFETY: The first `slots` messages name `parts`, which have the form of iovecs, and a `control` with its
+        // length. All of these are borrowed for writing until this function returns.
+        let count = unsafe { libc::recvmmsg(socket, messages.as_mut_ptr(), slots, 0, timeout) };
+        let count = usize::try_from(count).map_err(|_| Error::last_os_error())?;
+        for (said, message) in said.iter_mut().zip(&messages[..count]) {
+            (said.len, said.control_len) =
+                (message.msg_len as usize, message.msg_hdr.msg_controllen);
+        }
+        Ok(count)
     }
 
     /// Begins to receive from the interface of this index.
@@ -295,6 +325,35 @@ fn members_for(stations: Option<&[[u8; 6]]>) -> BTreeSet<Member> {
         Some(stations) => members.extend(stations.iter().map(|mac| (MR_UNICAST, *mac))),
     }
     members
+}
+
+/// What the kernel says of a frame that came.
+#[derive(Clone, Copy, Default)]
+struct Said {
+    /// The bytes of the frame and its header.
+    len: usize,
+    header: [u8; header::LEN],
+    /// What is said besides, and the bytes of that.
+    control: [u64; CONTROL / 8],
+    control_len: usize,
+}
+
+impl Said {
+    /// Returns the frame in a slot, with the tag of its VLAN.
+    fn frame<'a>(&self, slot: &'a mut [u8]) -> &'a [u8] {
+        let len = self.len.saturating_sub(header::LEN);
+        let control = self.control.map(u64::to_ne_bytes);
+        let control = control.as_flattened();
+        let start = match tag(&control[..self.control_len.min(CONTROL)]) {
+            Some(tag) if len >= ADDRESSES => {
+                slot.copy_within(TAG..TAG + ADDRESSES, 0);
+                slot[ADDRESSES..ADDRESSES + TAG].copy_from_slice(&tag);
+                0
+            }
+            _ => TAG,
+        };
+        slot.get(start..TAG + len).unwrap_or_default()
+    }
 }
 
 impl AsFd for PacketSocket {

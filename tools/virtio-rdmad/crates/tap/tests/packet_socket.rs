@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Packet sockets at both ends of a pair of veth, in a network namespace that each test has for itself.
 
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::process::Command;
+use std::time::Instant;
 
 use roce::Split;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use rustix::thread::{unshare_unsafe, UnshareFlags};
 use tap::{PacketSocket, TrainShape};
 
@@ -46,8 +48,14 @@ fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
+/// Opens a socket that has room for all frames of a test.
 fn open(name: &str, station: [u8; 6]) -> PacketSocket {
-    PacketSocket::open(name, Some(&[station])).unwrap()
+    const ROOM: usize = 4 << 20;
+    let socket = PacketSocket::open(name, Some(&[station])).unwrap();
+    if sockopt::set_socket_recv_buffer_size_force(&socket, ROOM).is_err() {
+        sockopt::set_socket_recv_buffer_size(&socket, ROOM).unwrap();
+    }
+    socket
 }
 
 /// Returns both ends. The one sends as the station `NEAR`, the other as `FAR`.
@@ -55,23 +63,43 @@ fn ends() -> (PacketSocket, PacketSocket) {
     (open("near", NEAR), open("far", FAR))
 }
 
-/// Waits for a frame. Returns it, and the bytes of a segment.
-fn wait(socket: &PacketSocket) -> (Vec<u8>, u16) {
-    let mut room = vec![0; 66_000];
-    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+/// A frame that came, and the bytes of a segment.
+type Came = (Vec<u8>, u16);
+
+/// Takes frames by one call.
+fn receive(socket: &PacketSocket, room: &mut [u8], most: usize) -> Result<Vec<Came>, Error> {
+    let mut came = Vec::new();
+    let is_full =
+        socket.receive(room, most, |frame, segment| came.push((frame.to_vec(), segment)))?;
+    assert_eq!(is_full, came.len() == most.min(PacketSocket::BATCH));
+    Ok(came)
+}
+
+/// Waits for a frame.
+fn wait(socket: &PacketSocket) -> Came {
+    let mut room = PacketSocket::room();
     loop {
-        match socket.receive(&mut room) {
-            Ok((frame, segment)) => return (frame.to_vec(), segment),
+        match receive(socket, &mut room, 1) {
+            Ok(mut came) => {
+                assert_eq!(came.len(), 1);
+                return came.remove(0);
+            }
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
         }
-        let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).unwrap();
-        assert_eq!(ready, 1, "no frame comes");
+        wait_for_input(socket);
     }
 }
 
 /// Returns whether nothing has come.
 fn is_empty(socket: &PacketSocket) -> bool {
-    matches!(socket.receive(&mut [0; 100]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    let received = receive(socket, &mut [0; 100], 1);
+    matches!(received, Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+fn wait_for_input(socket: &PacketSocket) {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ready, 1, "no frame comes");
 }
 
 /// Returns a packet to UDP port 4791, with the tag of a VLAN or without, and where its UDP header is.
@@ -209,6 +237,61 @@ fn trains_come_whole() {
     });
 }
 
+/// One call takes several frames, of all kinds, in their order, and as many as there is room for.
+#[test]
+fn several_frames_come_at_once() {
+    in_namespace(|| {
+        // The kernel gives a frame to the socket that was opened first behind all others.
+        let observer = open("far", FAR);
+        let (near, far) = ends();
+        let mut sent = Vec::new();
+        for (number, tag) in [None, Some([0x60, 5])].into_iter().cycle().take(40).enumerate() {
+            if number % 7 == 3 {
+                let (frame, shape) = train(number % 2 == 0, tag);
+                near.send(&frame, Some(shape)).unwrap();
+                sent.push((frame, SEGMENT));
+            } else {
+                let (frame, _) = packet(FAR, number % 3 == 0, tag, 100 + number);
+                near.send(&frame, None).unwrap();
+                sent.push((frame, 0));
+            }
+        }
+        for _ in &sent {
+            wait(&observer);
+        }
+        let (mut left, mut room) = (&sent[..], PacketSocket::room());
+        for count in [1, 5, PacketSocket::BATCH, PacketSocket::BATCH + 7] {
+            let came = receive(&far, &mut room, count).unwrap();
+            let (expected, rest) = left.split_at(count.min(PacketSocket::BATCH));
+            assert_eq!(came.len(), expected.len());
+            assert!(came == expected, "{count} frames at most");
+            left = rest;
+        }
+        let came = receive(&far, &mut room, PacketSocket::BATCH).unwrap();
+        assert!(came == left && came.len() < PacketSocket::BATCH);
+        assert!(is_empty(&far));
+    });
+}
+
+/// That the interface goes down ends one call, and no frame is lost that came before.
+#[test]
+fn an_error_costs_no_frame() {
+    in_namespace(|| {
+        let observer = open("far", FAR);
+        let (near, far) = ends();
+        let frames: Vec<_> = (0..3).map(|at| (packet(FAR, false, None, 100 + at).0, 0)).collect();
+        for (frame, _) in &frames {
+            near.send(frame, None).unwrap();
+            wait(&observer);
+        }
+        run("ip link set far down");
+        let mut room = PacketSocket::room();
+        assert_eq!(receive(&far, &mut room, 1).unwrap_err().kind(), ErrorKind::NetworkDown);
+        assert_eq!(receive(&far, &mut room, 4).unwrap(), frames);
+        assert!(is_empty(&far));
+    });
+}
+
 #[test]
 fn the_kernel_takes_trains_apart_as_we_do() {
     in_namespace(|| {
@@ -266,13 +349,8 @@ fn a_frame_that_is_too_long_is_refused() {
         let (frame, _) = packet(FAR, false, Some([0, 5]), 100);
         near.send(&frame, None).unwrap();
         wait_for_input(&far);
-        assert_eq!(far.receive(&mut [0; 60]).unwrap(), (&frame[..60], 0));
+        assert_eq!(receive(&far, &mut [0; 60], 1).unwrap(), [(frame[..60].to_vec(), 0)]);
     });
-}
-
-fn wait_for_input(socket: &PacketSocket) {
-    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-    assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)), Ok(1));
 }
 
 #[test]
@@ -281,7 +359,7 @@ fn an_interface_that_is_down_is_an_error_until_it_is_up() {
         let (near, far) = ends();
         let (frame, _) = packet(FAR, false, None, 100);
         run("ip link set near down");
-        assert_eq!(near.receive(&mut [0; 100]).unwrap_err().kind(), ErrorKind::NetworkDown);
+        assert_eq!(receive(&near, &mut [0; 100], 1).unwrap_err().kind(), ErrorKind::NetworkDown);
         assert_eq!(near.send(&frame, None).unwrap_err().kind(), ErrorKind::NetworkDown);
         assert!(is_empty(&near));
         run("ip link set near up");
@@ -300,4 +378,80 @@ fn not_every_interface_will_do() {
             assert_eq!(error.raw_os_error(), Some(Errno::NODEV.raw_os_error()), "{name:?}");
         }
     });
+}
+
+/// Rounds of a measurement, and frames of each.
+const ROUNDS: usize = 41;
+const FRAMES: usize = 1000;
+
+/// Returns the median, in nanoseconds.
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Takes all frames that wait, so many at once, and copies them as the inbox of a guest does. Returns the nanoseconds that
+/// one took.
+fn time_of_receiving(
+    socket: &PacketSocket,
+    room: &mut [u8],
+    most: usize,
+    copies: &mut Vec<u8>,
+) -> f64 {
+    let (start, mut count) = (Instant::now(), 0_u32);
+    let mut copy = |frame: &[u8], _| {
+        copies.extend_from_slice(frame);
+        count += 1;
+    };
+    while socket.receive(room, most, &mut copy).is_ok() {}
+    copies.clear();
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(count)
+}
+
+/// Prints how long the socket takes for a frame, by the number of frames that are taken at once, and how long for
+/// finding that there is none.
+#[test]
+#[ignore = "it measures"]
+fn speed_of_receiving() {
+    let counts = [1, 2, 4, 8, PacketSocket::BATCH];
+    in_namespace(|| {
+        let (near, far) = ends();
+        let (train, shape) = train(false, None);
+        let packets = [58, 1058].map(|payload| packet(FAR, false, None, payload).0);
+        let (mut room, mut copies) = (PacketSocket::room(), Vec::new());
+        let mut measure = |what: &str, fill: &dyn Fn()| {
+            let mut times = counts.map(|_| Vec::new());
+            for _ in 0..ROUNDS {
+                for (most, times) in counts.iter().zip(&mut times) {
+                    fill();
+                    times.push(time_of_receiving(&far, &mut room, *most, &mut copies));
+                }
+            }
+            print(what, counts, times);
+        };
+        for frame in packets {
+            let fill = || (0..FRAMES).for_each(|_| near.send(&frame, None).unwrap());
+            measure(&format!("a packet of {} bytes", frame.len()), &fill);
+        }
+        let fill = || (0..30).for_each(|_| near.send(&train, Some(shape)).unwrap());
+        measure("a train of 60,000 bytes", &fill);
+        let empty = counts.map(|most| {
+            let time = |_| {
+                let start = Instant::now();
+                let mut none = || assert!(far.receive(&mut room, most, |_, _| ()).is_err());
+                (0..FRAMES).for_each(|_| none());
+                start.elapsed().as_secs_f64() * 1e9 / 1000.0
+            };
+            (0..ROUNDS).map(time).collect()
+        });
+        print("nothing", counts, empty);
+    });
+}
+
+/// Prints the medians of nanoseconds, and their ratios to those of the first count.
+fn print<const COUNT: usize>(what: &str, counts: [usize; COUNT], times: [Vec<f64>; COUNT]) {
+    let times = times.map(median);
+    for (count, time) in counts.iter().zip(times) {
+        println!("{what}, {count}: {time:.0} ns, {:.2}", time / times[0]);
+    }
 }

@@ -11,6 +11,7 @@ use tap::{PacketSocket, Tap, TrainShape};
 
 use super::buffers::{self, Direction};
 use super::counters::{Counters, UplinkCounter};
+use super::room::Room;
 use super::spec::PortSpec;
 use crate::forwarding::Mac;
 
@@ -18,6 +19,8 @@ use crate::forwarding::Mac;
 const FRAME: usize = 64 << 10;
 /// Room for the header that the kernel puts in front of a frame.
 const HEADER: usize = 64;
+/// About the most bytes of frames that are taken at once.
+const BYTES: usize = 128 << 10;
 
 /// A port of this process in the kernel's network.
 #[derive(Debug)]
@@ -67,11 +70,15 @@ impl Port {
     }
 
     /// Returns the room that [`Port::receive`] needs.
-    pub fn room() -> Vec<u8> {
-        vec![0; HEADER + FRAME]
+    pub fn room(&self) -> Vec<u8> {
+        match &self.interface {
+            Interface::Tap(_) => vec![0; HEADER + FRAME],
+            Interface::Socket(_) => PacketSocket::room(),
+        }
     }
 
-    /// Takes a frame that has come, and gives it to `deliver`, with the bytes of a segment if it is a train.
+    /// Takes frames that have come, one of a tap or several of a packet socket, and gives each to `deliver`, with the
+    /// bytes of a segment if it is a train. Returns whether more may wait.
     ///
     /// # Errors
     ///
@@ -79,22 +86,24 @@ impl Port {
     /// which are counted.
     pub fn receive(
         &self,
-        room: &mut [u8],
+        room: &mut Room,
         counters: &Counters,
         mut deliver: impl FnMut(&[u8], u16),
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let received = match &self.interface {
-            Interface::Tap(tap) => tap.receive(room),
-            Interface::Socket(socket) => socket.receive(room),
+            Interface::Tap(tap) => {
+                let received = tap.receive(&mut room.bytes);
+                received.map(|(frame, segment)| deliver(frame, segment)).map(|()| true)
+            }
+            Interface::Socket(socket) => receive(socket, room, deliver),
         };
         match received {
-            Ok((frame, segment)) => deliver(frame, segment),
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
                 counters.report(UplinkCounter::RxError, "a frame is lost that no header describes");
+                Ok(true)
             }
-            Err(error) => return Err(error),
+            received => received,
         }
-        Ok(())
     }
 
     /// Sends a frame, or counts it as lost.
@@ -153,6 +162,21 @@ impl Port {
             counters.add(UplinkCounter::RxLost, socket.take_losses().unwrap_or(0).into());
         }
     }
+}
+
+/// Takes frames of a socket. The next call takes so many that they are about [`BYTES`] if they are as long as these.
+fn receive(
+    socket: &PacketSocket,
+    room: &mut Room,
+    mut deliver: impl FnMut(&[u8], u16),
+) -> Result<bool, Error> {
+    let (mut frames, mut bytes) = (0, 0);
+    let is_full = socket.receive(&mut room.bytes, room.frames, |frame, segment| {
+        (frames, bytes) = (frames + 1, bytes + frame.len());
+        deliver(frame, segment);
+    })?;
+    room.frames = (BYTES * frames / bytes.max(1)).max(1);
+    Ok(is_full)
 }
 
 fn log_single_packets(uplink: &str) {

@@ -20,6 +20,11 @@ fn in_namespace(test: &str, inside: impl FnOnce()) {
     });
 }
 
+/// Returns room in which a port takes so many frames at once.
+fn room(port: &Port, frames: usize) -> Room {
+    Room { bytes: port.room(), frames }
+}
+
 /// An end of the pair.
 struct End {
     port: Port,
@@ -49,7 +54,7 @@ impl End {
         assert_eq!(ready, 1, "no frame comes");
         let mut came = None;
         let deliver = |frame: &[u8], segment| came = Some((frame.len(), segment));
-        self.port.receive(&mut Port::room(), &self.counters, deliver).unwrap();
+        self.port.receive(&mut room(&self.port, 1), &self.counters, deliver).unwrap();
         came.unwrap()
     }
 
@@ -136,6 +141,37 @@ fn a_tap_without_trains_is_given_packets() {
         run("ip link set tap0 up");
         assert_eq!(follow(&port), Ok(true));
         assert_eq!(sent(&port), 3);
+    });
+}
+
+/// Many small frames are taken at once, and not so many trains.
+#[test]
+fn the_bytes_that_are_taken_at_once_have_a_bound() {
+    in_namespace("the_bytes_that_are_taken_at_once_have_a_bound", || {
+        // The kernel gives a frame to the socket that was opened first behind all others.
+        let last = End::open("far", FAR);
+        let (near, far) = (End::open("near", NEAR), End::open("far", FAR));
+        let mut room = room(&far.port, usize::MAX);
+        let mut take = || {
+            let mut came = Vec::new();
+            let note = |frame: &[u8], _| came.push(frame.len() - HEADERS);
+            let is_full = far.port.receive(&mut room, &far.counters, note).unwrap();
+            (came, is_full)
+        };
+        let send = |payload, count| {
+            for _ in 0..count {
+                near.send(payload, 1000, UDP);
+                last.wait();
+            }
+        };
+        send(60_000, 20);
+        send(1000, 30);
+        assert_eq!(take(), (vec![60_000; 16], true));
+        assert_eq!(take(), (vec![60_000; 2], true));
+        assert_eq!(take(), (vec![60_000; 2], true));
+        assert_eq!(take(), (vec![1000; 2], true));
+        assert_eq!(take(), (vec![1000; 16], true));
+        assert_eq!(take(), (vec![1000; 12], false));
     });
 }
 
@@ -237,7 +273,7 @@ fn a_tap_that_is_made_again_is_followed() {
         let ready = poll(&mut [PollFd::new(&port, PollFlags::IN)], Some(&limit)).unwrap();
         assert_eq!(ready, 1, "no frame comes");
         let mut came = 0;
-        port.receive(&mut Port::room(), &counters, |frame, _| came = frame.len()).unwrap();
+        port.receive(&mut room(&port, 1), &counters, |frame, _| came = frame.len()).unwrap();
         assert!(came > 14, "{came} bytes");
     });
 }
