@@ -1,17 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The congestion window of a requester: how many packets of SENDs and WRITEs it sends before they are
-//! acknowledged (slow start and congestion avoidance, RFC 5681, in packets).
+//! The congestion window of a requester: how many packets it sends before they are acknowledged (slow start and
+//! congestion avoidance, RFC 5681, in packets).
 //!
-//! No rate helps against what many flows send before the first CNP can come. So a flow begins with a few
-//! packets, and each packet that is acknowledged lets one more be under way: the window doubles in each round
-//! trip, as long as it is used. A flow whose rate was cut by a CNP has met congestion. DCQCN has its
-//! rate then, and its window grows by a packet in each round trip. A loss is no sign of congestion here, and does
-//! not make the window smaller. A time-out does: nothing has come for so long that nothing is known.
+//! No rate helps against what many flows send before the first CNP can come. So a flow begins with a few packets, and
+//! each packet that is acknowledged lets one more be under way: the window doubles in each round trip, as long as it is
+//! used. A flow whose rate was cut by a CNP has met congestion. DCQCN has its rate then, and its window grows by a
+//! packet in each round trip. After a time-out, the window begins again: nothing has come for so long that nothing is
+//! known.
 //!
 //! [`INITIAL`] is what the simulation in `incast.rs` shows: the longest queue of an incast is as long as all
 //! initial windows together, and with 8 packets 1,000 flows do not share the bottleneck equally any more.
+//!
+//! # Loss
+//! A path that has marked a packet within the last second tells of congestion by marks, and a loss there does not make
+//! the window smaller. On any other path a loss may be the only sign of congestion (RFC 8085, section 3.1). The window
+//! is then reduced to [`KEPT`] of its size, once for all losses of a round trip (RFC 5681, RFC 6675), and grows by a
+//! packet in two round trips from there on. These are the factors by which CUBIC gets as much as Reno (RFC 9438,
+//! section 4.3); a factor of a half leaves a queue of the length of a bottleneck's delay empty.
+//!
+//! What differs from these RFCs is that not each loss counts. A network may lose a hundredth of all packets by chance.
+//! Reno has twelve packets under way then (1.2 divided by the square root of the share of losses), whatever the path
+//! can carry. So a loss counts if
+//!
+//! * the times of answers tell of a queue that is about as long as it can be ([`crate::queue`]); where packets do not
+//!   wait, nobody has to send less; or
+//! * more than a part of [`TOLERATED`] of the last packets were lost, whatever the cause: the time of answers may be
+//!   that of peers rather than of queues, and BBR tolerates a fiftieth (draft-ietf-ccwg-bbr).
+//!
+//! A packet is lost if the peer holds three later ones (RFC 6675), so that packets that overtake each other are no sign
+//! of congestion. A NAK of a peer that sends no selective acknowledgements does not say that.
+//!
+//! The data of READs has a window as well: how many packets may be missing when another response is requested. It
+//! begins with its greatest size, because the responder sends a response at once whatever its length is, and bounds the
+//! number of responses alone. The time from a request to its response depends on the responses before it, and tells
+//! nothing of queues. So losses of responses count by their number alone.
 
+use roce::Psn;
 use serde::{Deserialize, Serialize};
 
 use crate::saved::{require, Wrong};
@@ -22,37 +47,108 @@ pub(crate) const INITIAL: u32 = 16;
 /// The greatest size of the window. A responder holds as many packets if the first of them is lost.
 pub(crate) const MOST: u32 = 256;
 
-/// The congestion window of a flow.
+/// The distance of packets that request an acknowledgement, at most.
+const ACK_EVERY: u32 = 128;
+
+/// The least size of the window, and the least size to which losses make it smaller that tell of no queue and may be
+/// none: the first window of TCP (RFC 6928).
+const LEAST: u32 = 2;
+const LEAST_IF_UNSURE: u32 = 10;
+
+/// The part of a window that a loss leaves, in tenths.
+const KEPT: u32 = 7;
+
+/// The part of all packets of which the loss is tolerated where packets do not wait: a 32nd, and fewer than 8.
+const TOLERATED: u32 = 32;
+const FEW: u32 = 8;
+
+/// The number of packets after which those that were sent and lost count by half.
+const LATELY: u32 = 512;
+
+/// The window of SENDs and WRITEs.
+pub(crate) type Requests = Cwnd<INITIAL, MOST>;
+
+/// The window of responses to READs. The peer sends all packets of a response at once, and a packet for which the inbox
+/// has no room is lost.
+pub(crate) type Responses = Cwnd<512, 512>;
+
+/// A congestion window of at most `MOST` packets, which begins with `FIRST`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Cwnd {
+pub(crate) struct Cwnd<const FIRST: u32, const MOST: u32> {
     /// The number of packets that may be under way.
     packets: u32,
-    /// The packets of a flow with a cut rate that were acknowledged since its window grew last.
+    /// The packets that were acknowledged since the window grew last, if it grows slowly.
     acknowledged: u32,
+    /// The losses of the flow. They are not saved, because they are measured again.
+    #[serde(skip)]
+    pub losses: Losses,
 }
 
-impl Default for Cwnd {
-    fn default() -> Self {
-        Self { packets: INITIAL, acknowledged: 0 }
+/// What is known when a packet is lost.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Signs {
+    /// Whether packets wait in a long queue.
+    pub is_queued: bool,
+    /// Whether the path marks packets.
+    pub is_marking: bool,
+    /// Whether later packets may have overtaken the one that is taken for lost.
+    pub is_unsure: bool,
+}
+
+/// The packets that a flow has lost lately.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Losses {
+    /// The number of packets that were sent lately, and of those that were lost.
+    sent: u32,
+    lost: u32,
+    /// The size of the window up to which it doubles; `None`: there was no congestion.
+    threshold: Option<u32>,
+    /// Losses of packets in front of this PSN have made the window smaller (the recovery point of RFC 6675).
+    recover: Option<Psn>,
+    /// Losses of packets in front of this PSN were counted.
+    pub counted_below: Option<Psn>,
+}
+
+impl Losses {
+    /// Returns whether more packets were lost than are tolerated without a queue.
+    fn are_many(&self) -> bool {
+        self.lost >= FEW && self.lost * TOLERATED > self.sent
     }
 }
 
-impl Cwnd {
+impl<const FIRST: u32, const MOST: u32> Default for Cwnd<FIRST, MOST> {
+    fn default() -> Self {
+        Self { packets: FIRST, acknowledged: 0, losses: Losses::default() }
+    }
+}
+
+impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     /// Checks a window that was saved.
     pub fn check(self) -> Result<(), Wrong> {
-        let fits = (1..=MOST).contains(&self.packets) && self.acknowledged <= MOST;
+        let fits = (1..=MOST).contains(&self.packets) && self.acknowledged <= 2 * MOST;
         require(fits, "the congestion window is too large")
     }
 
     /// Returns how many packets may be under way.
     #[inline]
-    pub fn packets(self) -> u32 {
+    pub fn packets(&self) -> u32 {
         self.packets
+    }
+
+    /// Returns the distance of packets that request an acknowledgement: those whose PSN is a multiple of this number.
+    /// So an acknowledgement arrives while the window still has room. A window that losses have made smaller has
+    /// several in a round trip, so that its packets do not leave in one burst.
+    #[inline]
+    pub fn ack_every(&self) -> u32 {
+        match self.losses.threshold {
+            Some(_) if !self.is_full() => 1 << (self.packets / 4).max(1).ilog2(),
+            _ => ACK_EVERY,
+        }
     }
 
     /// Returns whether the window has its greatest size.
     #[inline]
-    pub fn is_full(self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.packets == MOST
     }
 
@@ -63,15 +159,71 @@ impl Cwnd {
         if self.is_full() || 2 * in_flight < self.packets {
             return;
         }
-        if !is_cut {
-            self.packets = self.packets.saturating_add(packets).min(MOST);
+        let threshold = self.losses.threshold.unwrap_or(MOST);
+        if !is_cut && self.packets < threshold {
+            self.packets = self.packets.saturating_add(packets).min(threshold);
             return;
         }
         self.acknowledged += packets;
-        if self.acknowledged >= self.packets {
+        if self.acknowledged >= if is_cut { self.packets } else { 2 * self.packets } {
             self.acknowledged = 0;
             self.packets += 1;
         }
+    }
+
+    /// Counts packets that are sent for the first time.
+    #[inline]
+    pub fn sent(&mut self, packets: u32) {
+        let losses = &mut self.losses;
+        losses.sent = losses.sent.saturating_add(packets);
+        if losses.sent >= LATELY {
+            (losses.sent, losses.lost) = (losses.sent / 2, losses.lost / 2);
+        }
+    }
+
+    /// Handles the loss of `packets` packets, of which `psn` is one. `end` is the PSN behind all packets that were
+    /// sent.
+    pub fn lose(&mut self, psn: Psn, packets: u32, end: Psn, signs: Signs) {
+        let Signs { is_queued, is_marking, is_unsure } = signs;
+        self.losses.lost = self.losses.lost.saturating_add(packets);
+        let least = if is_unsure && !is_queued { LEAST_IF_UNSURE } else { LEAST };
+        if !is_marking && (is_queued || self.losses.are_many()) {
+            self.shrink(psn, end, least);
+        }
+    }
+
+    /// Handles the loss of the packet `psn` and of all others that are under way: nothing has come for a while.
+    pub fn lose_all(&mut self, psn: Psn, end: Psn) {
+        self.shrink(psn, end, LEAST);
+    }
+
+    /// Makes the window smaller, but no smaller than `least` packets, for the loss of a packet, unless it was sent
+    /// before the window was made smaller last.
+    fn shrink(&mut self, psn: Psn, end: Psn, least: u32) {
+        if self.losses.recover.is_some_and(|recover| psn.is_before(recover)) {
+            return;
+        }
+        self.packets = (self.packets * KEPT / 10).max(least.min(self.packets));
+        self.acknowledged = 0;
+        self.losses.threshold = Some(self.packets);
+        self.losses.recover = Some(end);
+    }
+
+    /// Forgets losses of packets in front of a PSN, which are acknowledged.
+    #[inline]
+    pub fn forget_before(&mut self, acked: Psn) {
+        let Losses { recover, counted_below, .. } = &mut self.losses;
+        *recover = recover.filter(|psn| psn.is_after(acked));
+        *counted_below = counted_below.filter(|psn| psn.is_after(acked));
+    }
+
+    /// Handles a time-out: the window doubles from its first size up to half of the one that it had. What is sent again
+    /// and lost once more, in front of the PSN `end`, makes it no smaller (RFC 5681, section 3.1).
+    pub fn time_out(&mut self, end: Psn) {
+        self.losses.recover = Some(end);
+        self.losses.threshold = Some((self.packets / 2).max(LEAST));
+        self.packets = self.packets.min(FIRST);
+        self.acknowledged = 0;
     }
 }
 
@@ -81,12 +233,16 @@ mod tests {
 
     /// Returns the window after so many round trips in which all of it is used.
     fn after(round_trips: u32, is_cut: bool) -> u32 {
-        let mut cwnd = Cwnd::default();
+        let mut cwnd = Requests::default();
+        pass(&mut cwnd, round_trips, is_cut);
+        cwnd.packets()
+    }
+
+    fn pass(cwnd: &mut Requests, round_trips: u32, is_cut: bool) {
         for _ in 0..round_trips {
             let packets = cwnd.packets();
             cwnd.acknowledge(packets, packets, is_cut);
         }
-        cwnd.packets()
     }
 
     #[test]
@@ -100,17 +256,77 @@ mod tests {
     #[test]
     fn the_window_of_a_flow_that_was_cut_grows_by_a_packet() {
         assert_eq!([0, 1, 10, 1000].map(|trips| after(trips, true)), [16, 17, 26, 256]);
-        let mut cwnd = Cwnd::default();
+        let mut cwnd = Requests::default();
         (0..16).for_each(|_| cwnd.acknowledge(1, 16, true));
         assert_eq!(cwnd.packets(), 17, "packets that are acknowledged one by one");
     }
 
     #[test]
     fn a_window_that_is_not_used_stays() {
-        let mut cwnd = Cwnd::default();
+        let mut cwnd = Requests::default();
         (0..1000).for_each(|_| cwnd.acknowledge(1, 7, false));
         assert_eq!(cwnd.packets(), INITIAL);
         cwnd.acknowledge(1, 8, false);
         assert_eq!(cwnd.packets(), INITIAL + 1);
+    }
+
+    #[test]
+    fn losses_of_a_round_trip_count_once() {
+        let mut cwnd = Requests::default();
+        pass(&mut cwnd, 2, false);
+        let lose = |cwnd: &mut Requests, psn: u32, end: u32| {
+            cwnd.lose(
+                Psn::new(psn),
+                1,
+                Psn::new(end),
+                Signs { is_queued: true, ..Signs::default() },
+            );
+            cwnd.packets()
+        };
+        assert_eq!(lose(&mut cwnd, 10, 100), 44);
+        assert_eq!(lose(&mut cwnd, 90, 120), 44, "it was sent before");
+        assert_eq!(lose(&mut cwnd, 100, 150), 30);
+        pass(&mut cwnd, 2, false);
+        assert_eq!(cwnd.packets(), 31, "it grows slowly from there on");
+        // What is acknowledged does not count half of all PSNs later.
+        cwnd.forget_before(Psn::new(150));
+        assert_eq!(lose(&mut cwnd, (1 << 23) + 160, (1 << 23) + 170), 21);
+        for psn in (1 << 23) + 170..(1 << 23) + 270 {
+            lose(&mut cwnd, psn, psn + 1);
+        }
+        assert_eq!(cwnd.packets(), LEAST);
+    }
+
+    #[test]
+    fn a_loss_without_a_queue_counts_if_there_are_many() {
+        let packets_after = |one_of: u32, signs: Signs| {
+            let mut cwnd = Requests::default();
+            for psn in 0..4096 {
+                cwnd.sent(1);
+                if psn % one_of == 0 {
+                    cwnd.lose(Psn::new(psn), 1, Psn::new(psn + 1), signs);
+                }
+            }
+            cwnd.packets()
+        };
+        let none = Signs::default();
+        let marking = Signs { is_marking: true, ..none };
+        assert_eq!([100, 50, 40].map(|one_of| packets_after(one_of, none)), [INITIAL; 3]);
+        assert_eq!([25, 20, 2].map(|one_of| packets_after(one_of, none)), [LEAST; 3]);
+        assert_eq!(packets_after(2, marking), INITIAL, "marks tell of congestion");
+        let unsure = Signs { is_unsure: true, ..none };
+        assert_eq!(packets_after(2, unsure), LEAST_IF_UNSURE);
+    }
+
+    #[test]
+    fn after_a_time_out_a_window_doubles_up_to_half() {
+        let mut cwnd = Requests::default();
+        pass(&mut cwnd, 4, false);
+        cwnd.time_out(Psn::new(9));
+        assert_eq!(cwnd.packets(), INITIAL);
+        pass(&mut cwnd, 3, false);
+        assert_eq!(cwnd.packets(), 128);
+        pass(&mut cwnd, 2, false);
+        assert_eq!(cwnd.packets(), 129);
     }
 }

@@ -88,6 +88,11 @@ impl Notifier {
         }
         is_due
     }
+
+    /// Returns the time of the last CNP.
+    pub(crate) fn told(&self) -> Option<Instant> {
+        self.told
+    }
 }
 
 /// A flow whose rate was cut.

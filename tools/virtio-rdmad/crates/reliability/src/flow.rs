@@ -2,12 +2,16 @@
 
 //! The flow of packets of one half of a QP: when the next packet may be sent, and when the peer is told of congestion.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::dcqcn::{Dcqcn, Notifier, IDLE};
 use crate::rate_limit::{RateLimit, Turn};
 use crate::saved::Moment;
 use crate::trains::Trains;
+
+/// The time for which a mark tells that the path marks packets. Congestion marks packets all the time, and a path may
+/// change.
+const MARKING: Duration = Duration::from_secs(1);
 
 /// The flow of packets of one half of a QP.
 #[derive(Default)]
@@ -19,6 +23,8 @@ pub struct Flow {
     /// The time at which the last packet was sent.
     sent_at: Option<Instant>,
     trains: Trains,
+    /// The time at which the last CNP was handled.
+    told_at: Option<Instant>,
     /// The CNPs for packets that arrive marked.
     pub notifier: Notifier,
 }
@@ -44,6 +50,7 @@ impl Flow {
         if self.is_idle(now) {
             return false;
         }
+        self.told_at = Some(now);
         if let Some(rate) = &mut self.rate {
             return rate.cut(now);
         }
@@ -54,6 +61,23 @@ impl Flow {
     /// Returns whether a CNP has cut the rate of the flow, and the flow has not recovered.
     pub fn is_cut(&self) -> bool {
         self.rate.is_some()
+    }
+
+    /// Returns whether the path marks the packets that are sent: a CNP was handled lately, as seen from the last
+    /// packet.
+    pub fn is_marked(&self) -> bool {
+        self.is_lately(self.told_at)
+    }
+
+    /// Returns whether packets that arrive are marked: one was, not long before the last packet was sent.
+    pub fn arrives_marked(&self) -> bool {
+        self.is_lately(self.notifier.told())
+    }
+
+    fn is_lately(&self, mark: Option<Instant>) -> bool {
+        let distance =
+            self.sent_at.zip(mark).map(|(sent, mark)| sent.saturating_duration_since(mark));
+        distance.is_some_and(|distance| distance < MARKING)
     }
 
     /// Returns whether no packet was sent for so long that nothing is known of the network any more.
@@ -87,5 +111,28 @@ impl Flow {
         if let Some(rate) = &mut self.rate {
             rate.sent(now, bytes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dcqcn::LINE_RATE;
+
+    #[test]
+    fn a_mark_tells_for_a_second_that_a_path_marks() {
+        let (start, mut flow) = (Instant::now(), Flow::default());
+        let at = |millis| start + Duration::from_millis(millis);
+        flow.sent(at(0), 100);
+        assert!(!flow.is_marked() && !flow.arrives_marked());
+        assert!(flow.cut(at(1), LINE_RATE));
+        assert!(flow.is_marked() && !flow.arrives_marked());
+        flow.notifier.marked(at(500));
+        flow.sent(at(1000), 100);
+        assert!(flow.is_marked() && flow.arrives_marked());
+        flow.sent(at(1001), 100);
+        assert!(!flow.is_marked() && flow.arrives_marked());
+        flow.sent(at(1500), 100);
+        assert!(!flow.arrives_marked());
     }
 }

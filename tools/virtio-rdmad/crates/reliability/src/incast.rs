@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::cwnd::{Cwnd, INITIAL};
+use crate::cwnd::{Requests, INITIAL};
 use crate::dcqcn::{Dcqcn, Notifier};
 use crate::rate_limit::time_of;
 
@@ -58,7 +58,7 @@ impl Marking {
 /// A sender, and what its receiver remembers of it.
 struct Flow {
     rate: Option<Dcqcn>,
-    cwnd: Cwnd,
+    cwnd: Requests,
     notifier: Notifier,
     /// The times at which the acknowledgements of its packets arrive.
     acks: VecDeque<Instant>,
@@ -108,7 +108,7 @@ impl Simulation {
         let start = Instant::now();
         let flow = || Flow {
             rate: None,
-            cwnd: Cwnd::default(),
+            cwnd: Requests::default(),
             notifier: Notifier::default(),
             acks: VecDeque::new(),
             bytes: 0,

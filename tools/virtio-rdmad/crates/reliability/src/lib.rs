@@ -89,6 +89,8 @@
 
 mod cwnd;
 mod dcqcn;
+#[cfg(test)]
+mod drop_tail;
 mod expected;
 mod flow;
 mod gaps;
@@ -98,6 +100,7 @@ mod incast;
 mod naks;
 mod pace;
 mod probe;
+mod queue;
 mod rate_limit;
 mod saved;
 #[cfg(test)]

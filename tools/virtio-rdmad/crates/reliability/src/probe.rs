@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use roce::Psn;
 
+use crate::queue::Queue;
+
 /// The shortest delay. Other threads may keep the peer's worker from its processor for so long.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -28,6 +30,8 @@ pub struct Probe {
     measured: Option<(Psn, Instant)>,
     /// The smoothed time of answers (SRTT), and its smoothed deviation (RTTVAR).
     time: Option<(Duration, Duration)>,
+    /// What the times of answers tell of queues.
+    pub(crate) queue: Queue,
     /// The number of probes since the last answer.
     count: u32,
 }
@@ -41,10 +45,14 @@ impl Probe {
     /// Notes that the requests in front of the PSN `psn` are acknowledged.
     pub fn done(&mut self, psn: Psn, now: Instant) {
         self.count = 0;
-        let Some((_, sent)) = self.measured.take_if(|(measured, _)| measured.is_before(psn)) else {
-            return;
-        };
+        self.measure(now, |measured| measured.is_before(psn));
+    }
+
+    /// Measures the time of the answer if the peer `has` the packet whose answer is measured.
+    pub(crate) fn measure(&mut self, now: Instant, has: impl Fn(Psn) -> bool) {
+        let Some((_, sent)) = self.measured.take_if(|(measured, _)| has(*measured)) else { return };
         let time = now.saturating_duration_since(sent).min(LONGEST);
+        self.queue.measured(time);
         self.time = Some(match self.time {
             None => (time, time / 2),
             Some((smoothed, deviation)) => {
@@ -61,6 +69,11 @@ impl Probe {
     /// Returns whether no probe was sent since the last answer.
     pub fn is_first(&self) -> bool {
         self.count == 0
+    }
+
+    /// Notes that the packet with this PSN is sent again, whose answer is not measured then.
+    pub(crate) fn forget(&mut self, psn: Psn) {
+        self.measured = self.measured.filter(|(measured, _)| *measured != psn);
     }
 
     /// Notes that a probe is sent. The time of an answer is not measured then, because the answer may be to the packet

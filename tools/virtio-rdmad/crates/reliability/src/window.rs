@@ -29,7 +29,7 @@ use std::time::Instant;
 use roce::{Psn, SackEth};
 use serde::{Deserialize, Serialize};
 
-use crate::cwnd::{Cwnd, MOST};
+use crate::cwnd::{Requests, Responses, Signs, MOST};
 use crate::flow::Flow;
 use crate::gaps::Gaps;
 use crate::probe::Probe;
@@ -45,13 +45,9 @@ pub const MOST_PACKETS_OF_MESSAGE: u32 = (1 << 23) - 1;
 /// The most packets of all messages in a window with several messages.
 const MOST_PACKETS: u32 = 1 << 22;
 
-/// The distance of packets that request an acknowledgement: those whose PSN is a multiple of this number. So an
-/// acknowledgement arrives while the congestion window still has room.
-const ACK_EVERY: u32 = 128;
-
-/// The most packets of responses that are missing when another response is requested. The peer sends all packets of a
-/// response at once, and a packet for which the inbox has no room is lost.
-const MOST_TO_COME: u32 = 512;
+/// The number of later packets that a peer holds if a packet is lost, at least. A packet behind which it holds fewer
+/// may have been overtaken (DupThresh of RFC 6675).
+const DUPLICATES: u32 = 3;
 
 /// The most times that a peer is asked whether it has selective acknowledgements.
 pub const MOST_OFFERS: u8 = 16;
@@ -118,6 +114,12 @@ impl<T> Entry<T> {
     fn lose(&mut self, in_front_of: u32) -> bool {
         self.lost_below = self.lost_below.max(in_front_of);
         self.gap(true).is_some()
+    }
+
+    /// Returns how many missing packets of the response are taken for lost for the first time when the ones in front of
+    /// a packet are. A responder sends them in their order, so they are one range.
+    fn newly_lost(&self, in_front_of: u32) -> u32 {
+        self.received.missing(self.lost_below..in_front_of).map_or(0, |lost| lost.end - lost.start)
     }
 
     /// Returns the lost packets of the response that are requested next. Unless the peer takes requests for `several`
@@ -223,8 +225,10 @@ pub struct SendWindow<T> {
     pub rnr_until: Option<Instant>,
     /// The rate of the packets.
     pub flow: Flow,
-    /// The number of packets that may be under way.
-    cwnd: Cwnd,
+    /// The number of packets of SENDs and WRITEs that may be under way.
+    cwnd: Requests,
+    /// The number of packets of responses that may be missing when another response is requested.
+    responses: Responses,
     /// The time at which the rate allows the next packet. No packet is sent before.
     pub paced_until: Option<Instant>,
     /// The receives of the peer; `None`: the peer does not count them.
@@ -233,9 +237,9 @@ pub struct SendWindow<T> {
     pub credit_at: Option<Instant>,
 }
 
-/// The saved state of a window. The time of answers is not saved, because it is measured again. Neither is progress,
-/// which a requester takes before it is saved, nor the question for selective acknowledgements, which may be asked
-/// again.
+/// The saved state of a window. The time of answers and losses are not saved, because they are measured again. Neither
+/// is the window of responses, which losses make smaller again; nor progress, which a requester takes before it is
+/// saved; nor the question for selective acknowledgements, which may be asked again.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the window itself
 pub struct SavedSendWindow<T> {
@@ -257,7 +261,9 @@ pub struct SavedSendWindow<T> {
     timeout_at: Option<Moment>,
     probe_at: Option<Moment>,
     rnr_until: Option<Moment>,
-    cwnd: Cwnd,
+    cwnd: Requests,
+    #[serde(skip)]
+    responses: Responses,
     sent_at: Option<Moment>,
 }
 
@@ -334,6 +340,7 @@ impl<T> SavedSendWindow<T> {
             rnr_until: time(self.rnr_until),
             flow: Flow::load(self.sent_at, now),
             cwnd: self.cwnd,
+            responses: self.responses,
             paced_until: None,
             credit: None,
             credit_at: None,
@@ -365,6 +372,7 @@ impl<T: Clone> SendWindow<T> {
             probe_at: moment(self.probe_at),
             rnr_until: moment(self.rnr_until),
             cwnd: self.cwnd,
+            responses: self.responses,
             sent_at: self.flow.save(now),
         }
     }
@@ -396,7 +404,8 @@ impl<T> SendWindow<T> {
             probe: Probe::default(),
             rnr_until: None,
             flow: Flow::default(),
-            cwnd: Cwnd::default(),
+            cwnd: Requests::default(),
+            responses: Responses::default(),
             paced_until: None,
             credit: None,
             credit_at: None,
@@ -530,13 +539,15 @@ impl<T> SendWindow<T> {
             let responses = before
                 .skip_while(|other| !other.awaits_response())
                 .filter(|other| other.kind.has_response);
-            let is_few = responses.clone().map(Entry::missing_packets).sum::<u32>() < MOST_TO_COME;
+            let missing: u32 = responses.clone().map(Entry::missing_packets).sum();
+            let is_few = missing < self.responses.packets();
             (true, is_few && responses.count() < usize::from(most_responses))
         } else {
-            let (in_flight, cwnd) = (self.in_flight(), self.cwnd.packets());
-            let is_last = index + 1 == entry.packets || in_flight + 1 == cwnd;
-            let ack_request = is_last || self.snd_nxt.get() % ACK_EVERY == 0;
-            (ack_request, in_flight < cwnd)
+            let (span, cwnd) = (self.span(), self.cwnd.packets());
+            let in_flight = span - self.held().min(span);
+            let is_last = index + 1 == entry.packets || in_flight + 1 == cwnd || span + 1 == MOST;
+            let ack_request = is_last || self.snd_nxt.get() % self.cwnd.ack_every() == 0;
+            (ack_request, in_flight < cwnd && span < MOST)
         };
         let count = entry.packets - index;
         let psn = self.snd_nxt;
@@ -599,6 +610,40 @@ impl<T> SendWindow<T> {
         if end.is_after(self.rxt_snd_max) {
             self.high_rxt = psn;
         }
+        self.count_losses();
+    }
+
+    /// Measures the time of an answer if the peer holds the packet whose answer is measured.
+    pub fn measure_held(&mut self, now: Instant) {
+        let (from, sack) = self.scoreboard;
+        let distance = |psn: Psn| u32::try_from(psn.distance_from(from));
+        self.probe.measure(now, |psn| distance(psn).is_ok_and(|distance| sack.has(distance)));
+    }
+
+    /// Counts the packets that the last selective acknowledgement shows to be lost, and that were not counted before.
+    fn count_losses(&mut self) {
+        let (from, sack) = self.scoreboard;
+        let Some(end) = sack.last_but(DUPLICATES - 1).map(|distance| from.plus(distance)) else {
+            return;
+        };
+        let mut psn = later(from, self.cwnd.losses.counted_below.unwrap_or(from));
+        while psn.is_before(end) {
+            let Some(entry) = self.entries.get(self.at(psn)) else { break };
+            let is_request = !entry.kind.has_response || psn == entry.first;
+            let next = if entry.kind.has_response { entry.end() } else { psn.plus(1) };
+            if is_request && !sack.has(psn.distance_from(from).unsigned_abs()) {
+                self.lose(psn, false);
+            }
+            psn = next;
+        }
+        self.cwnd.losses.counted_below = Some(psn);
+    }
+
+    /// Handles the loss of a request, or of a packet of one. `is_unsure` is whether later packets may have overtaken
+    /// it.
+    fn lose(&mut self, psn: Psn, is_unsure: bool) {
+        let (is_queued, is_marking) = (self.probe.queue.is_long(), self.flow.is_marked());
+        self.cwnd.lose(psn, 1, self.snd_max, Signs { is_queued, is_marking, is_unsure });
     }
 
     /// Returns the place of the message with this PSN, or the place behind the last message. Mostly this is the last
@@ -617,13 +662,26 @@ impl<T> SendWindow<T> {
         self.at(self.snd_nxt)
     }
 
-    /// Sets the congestion window to its first size, because nothing was sent for a while (RFC 5681, section 4.1).
+    /// Sets the congestion windows to their first sizes, because nothing was sent for a while (RFC 5681, section 4.1).
     pub fn restart_cwnd(&mut self) {
-        self.cwnd = Cwnd::default();
+        (self.cwnd, self.responses) = (Requests::default(), Responses::default());
     }
 
-    /// Returns the number of packets under way that belong to messages without a response.
-    fn in_flight(&self) -> u32 {
+    /// Returns how many of the packets behind the first missing one the peer holds. They are not under way any more
+    /// (RFC 6675, pipe).
+    fn held(&self) -> u32 {
+        let (from, sack) = &self.scoreboard;
+        match self.acked.distance_from(*from) {
+            0 => sack.count(),
+            passed => {
+                (passed.max(0).unsigned_abs()..sack.end()).map(|at| u32::from(sack.has(at))).sum()
+            }
+        }
+    }
+
+    /// Returns the number of packets that were sent behind those that are acknowledged, and that belong to messages
+    /// without a response.
+    fn span(&self) -> u32 {
         let from = self.acked_or_complete();
         let all = self.snd_nxt.distance_from(from).max(0).unsigned_abs();
         if self.with_response == 0 {
@@ -703,7 +761,9 @@ impl<T> SendWindow<T> {
     /// Notes that the packet was sent that [`Self::poll_transmit`] returns.
     pub fn transmitted(&mut self) {
         if let Some((at, gap)) = self.next_gap() {
-            self.entries[at].requested_below = gap.end;
+            let entry = &mut self.entries[at];
+            entry.requested_below = gap.end;
+            self.probe.forget(entry.first.plus(gap.start));
             return;
         }
         self.has_gaps = false;
@@ -714,9 +774,15 @@ impl<T> SendWindow<T> {
             let entry = &self.entries[at];
             self.high_rxt = if entry.kind.has_response { entry.end() } else { psn.plus(1) };
             self.rxt_snd_max = self.snd_max;
+            self.probe.forget(psn);
             return;
         }
         let Some(entry) = self.entries.get(self.at_snd_nxt()) else { return };
+        if self.snd_nxt.is_before(self.snd_max) {
+            self.probe.forget(self.snd_nxt);
+        } else if !entry.kind.has_response {
+            self.cwnd.sent(1);
+        }
         self.snd_nxt = if entry.kind.has_response { entry.end() } else { self.snd_nxt.plus(1) };
         self.snd_max = later(self.snd_max, self.snd_nxt);
     }
@@ -761,6 +827,7 @@ impl<T> SendWindow<T> {
         self.high_rxt = later(self.high_rxt, acked);
         self.rxt_snd_max = later(self.rxt_snd_max, acked);
         self.lost_below = later(self.lost_below, acked);
+        self.cwnd.forget_before(acked);
         if !self.scoreboard.0.plus(self.scoreboard.1.end()).is_after(acked) {
             self.scoreboard = (acked, SackEth::default());
         }
@@ -769,10 +836,10 @@ impl<T> SendWindow<T> {
     /// Moves `acked`, and lets the congestion window grow by the packets that are acknowledged by that.
     fn move_acked(&mut self, acked: Psn) {
         let is_counted = self.with_response < self.entries.len() && !self.cwnd.is_full();
-        let in_flight = if is_counted { self.in_flight() } else { 0 };
+        let in_flight = if is_counted { self.span() } else { 0 };
         self.acked = acked;
         if is_counted {
-            let acknowledged = in_flight.saturating_sub(self.in_flight());
+            let acknowledged = in_flight.saturating_sub(self.span());
             self.cwnd.acknowledge(acknowledged, in_flight, self.flow.is_cut());
         }
     }
@@ -793,6 +860,7 @@ impl<T> SendWindow<T> {
             }
         }
         self.end_tail_probe();
+        self.responses.forget_before(self.snd_una);
         self.snd_nxt = later(self.snd_nxt, self.acked_or_complete());
     }
 
@@ -813,8 +881,15 @@ impl<T> SendWindow<T> {
         if self.entries[at].received.has(index) {
             return Response::Unexpected;
         }
+        let mut lost = self.entries[at].newly_lost(index);
         for entry in self.entries.range_mut(..at).filter(|entry| entry.awaits_response()) {
+            lost += entry.newly_lost(entry.packets);
             self.has_gaps |= entry.lose(entry.packets);
+        }
+        if lost != 0 {
+            let is_marking = self.flow.arrives_marked();
+            let signs = Signs { is_marking, is_unsure: true, ..Signs::default() };
+            self.responses.lose(psn, lost, self.snd_max, signs);
         }
         self.has_gaps |= self.entries[at].lose(index);
         self.note_acked(psn);
@@ -828,8 +903,20 @@ impl<T> SendWindow<T> {
             self.has_progress = true;
             // The gap that was requested may be filled, so that the next gap is requested.
             self.has_gaps |= self.entries[at].gap(true).is_some();
+            self.responses.sent(1);
+            self.widen_responses();
             self.complete_prefix();
         }
+    }
+
+    /// Lets the window of responses grow by a packet that has arrived, if losses have made it smaller.
+    fn widen_responses(&mut self) {
+        if self.responses.is_full() {
+            return;
+        }
+        let missing = self.entries.iter().filter(|entry| entry.kind.has_response);
+        let missing = missing.map(Entry::missing_packets).sum();
+        self.responses.acknowledge(1, missing, false);
     }
 
     /// Returns the PSN in front of which all messages are complete.
@@ -854,16 +941,17 @@ impl<T> SendWindow<T> {
         self.snd_nxt = self.acked_or_complete();
         self.scoreboard = (self.acked, SackEth::default());
         (self.high_rxt, self.rxt_snd_max, self.lost_below) = (self.acked, self.acked, self.acked);
+        self.cwnd.losses.counted_below = None;
         self.tail_probe = None;
         (self.timeout_at, self.probe_at) = (None, None);
         self.lose_responses();
     }
 
-    /// Handles the end of the time for an answer: goes back, with a congestion window of the first size (RFC 5681,
-    /// section 3.1).
+    /// Handles the end of the time for an answer: goes back, with a congestion window of the first size at most (RFC
+    /// 5681, section 3.1).
     pub fn handle_timeout(&mut self) {
         self.go_back();
-        self.restart_cwnd();
+        self.cwnd.time_out(self.snd_max);
     }
 
     /// Handles the end of the time after which a tail loss is probed. The time for an answer goes on.
@@ -882,6 +970,9 @@ impl<T> SendWindow<T> {
         self.tail_probe = probe.filter(|_| !self.is_selective || self.probe.is_first());
         self.probe.again();
         if self.is_selective && self.tail_probe.is_none() {
+            if self.span() != 0 && !self.flow.is_marked() {
+                self.cwnd.lose_all(self.acked_or_complete(), self.snd_max);
+            }
             self.high_rxt = self.acked;
             self.lost_below = self.snd_nxt;
             self.lose_responses();
@@ -935,6 +1026,7 @@ impl<T> SendWindow<T> {
     /// acknowledged since. A peer that misses the same packet again gets it when the time for an answer is over.
     pub fn handle_nak(&mut self) {
         if !self.went_back {
+            self.lose(self.acked_or_complete(), true);
             self.go_back();
         }
     }
@@ -980,6 +1072,7 @@ fn later(one: Psn, other: Psn) -> Psn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     /// Returns how many READs of so many packets are asked for before one is answered.
     fn asked_for(packets: u32) -> usize {
@@ -1120,6 +1213,117 @@ mod tests {
             window.poll_transmit(1).map(|due| (due.psn, due.count)),
             Some((Psn::new(40), 59))
         );
+    }
+
+    /// Returns a window with a message of many packets, of which 64 are under way.
+    fn used() -> SendWindow<()> {
+        let mut window = SendWindow::new(Psn::new(0));
+        window.is_selective = true;
+        window.push((), 4096, Kind::default());
+        for sent in [16, 32, 64] {
+            window.handle_ack(window.snd_max.minus(1));
+            assert_eq!(sends(&mut window).0, sent);
+        }
+        window
+    }
+
+    /// Tells a window of answers that take longer and longer, as behind a queue.
+    fn build_queue(window: &mut SendWindow<()>) {
+        let start = Instant::now();
+        for micros in [100, 100, 200, 200] {
+            window.probe.sent(window.acked, start);
+            window.probe.done(window.acked.plus(1), start + Duration::from_micros(micros));
+        }
+    }
+
+    /// Holds `count` packets of a peer behind a packet, which is missing.
+    fn hold(window: &mut SendWindow<()>, missing: u32, count: u32) {
+        let mut sack = SackEth::default();
+        (1..=count).for_each(|distance| sack.set(distance));
+        window.handle_sack(Psn::new(missing), sack);
+    }
+
+    #[test]
+    fn packets_that_the_peer_holds_make_room() {
+        let mut window = used();
+        hold(&mut window, 48, 5);
+        assert_eq!(
+            sends(&mut window).0,
+            1 + 5,
+            "the missing one, and as many new ones as are held"
+        );
+        hold(&mut window, 48, 9);
+        assert_eq!(sends(&mut window).0, 4);
+        // The peer holds no more packets than it has bits for.
+        (0..20).for_each(|_| hold_all(&mut window));
+        assert_eq!(window.snd_max.distance_from(window.acked), 256);
+        window.handle_ack(Psn::new(48 + 255));
+        assert_eq!(sends(&mut window).0, 256);
+    }
+
+    /// Holds what was sent but for the first packet, and sends what is due.
+    fn hold_all(window: &mut SendWindow<()>) {
+        let behind = window.snd_max.distance_from(window.acked).unsigned_abs() - 1;
+        hold(window, window.acked.get(), behind);
+        sends(window);
+    }
+
+    #[test]
+    fn a_loss_in_a_queue_makes_the_window_smaller() {
+        let mut window = used();
+        hold(&mut window, 48, 10);
+        assert_eq!(window.cwnd.packets(), 64, "nothing tells of a queue");
+
+        let mut window = used();
+        build_queue(&mut window);
+        hold(&mut window, 48, 2);
+        assert_eq!(window.cwnd.packets(), 64, "two packets may have overtaken it");
+        hold(&mut window, 48, 3);
+        assert_eq!(window.cwnd.packets(), 44);
+        hold(&mut window, 50, 20);
+        assert_eq!(window.cwnd.packets(), 44, "it was sent in the same round trip");
+        window.handle_ack(window.snd_max.minus(1));
+        sends(&mut window);
+        build_queue(&mut window);
+        let missing = window.acked.get();
+        hold(&mut window, missing, 3);
+        assert_eq!(window.cwnd.packets(), 30);
+
+        let (mut window, now) = (used(), Instant::now());
+        build_queue(&mut window);
+        window.flow.sent(now, 100);
+        window.flow.cut(now, 1_000_000_000);
+        hold(&mut window, 48, 10);
+        assert_eq!(window.cwnd.packets(), 64, "the path marks packets");
+    }
+
+    #[test]
+    fn a_loss_that_a_nak_tells_makes_the_window_smaller() {
+        let mut window = used();
+        build_queue(&mut window);
+        window.handle_nak();
+        window.handle_nak();
+        assert_eq!((window.cwnd.packets(), sends(&mut window).0), (44, 44));
+    }
+
+    #[test]
+    fn many_losses_of_responses_have_fewer_requested() {
+        let asked_for = |lost: u32| {
+            let mut window = SendWindow::new(Psn::new(0));
+            window.is_selective = true;
+            (0..16).for_each(|_| {
+                window.push((), 64, Kind { has_response: true, is_fenced: false });
+            });
+            while window.poll_transmit(16).is_some() {
+                window.transmitted();
+            }
+            for psn in (0..512).filter(|psn| psn % 512 % lost != 0) {
+                assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
+                window.accept_response(Psn::new(psn));
+            }
+            window.responses.packets()
+        };
+        assert_eq!([100, 50, 25].map(asked_for), [512, 512, 358]);
     }
 
     /// The rate of a flow, or the budget of a round, may keep a tail probe back until its answer is here.

@@ -53,6 +53,24 @@ impl SackEth {
             .max()
             .unwrap_or(0)
     }
+
+    /// Returns how far the last packet that is held but for `others` ones is behind the PSN of the BTH; `None` if no
+    /// more than these are held.
+    pub fn last_but(&self, others: u32) -> Option<u32> {
+        let mut others = others;
+        for (from, mut word) in (0..Self::PACKETS).step_by(64).zip(self.held).rev() {
+            let count = word.count_ones();
+            if count <= others {
+                others -= count;
+                continue;
+            }
+            for _ in 0..others {
+                word &= !(1 << word.ilog2());
+            }
+            return Some(from + word.ilog2());
+        }
+        None
+    }
 }
 
 impl Header for SackEth {
@@ -80,6 +98,10 @@ mod tests {
         }
         assert_eq!((sack.count(), sack.end()), (4, 256));
         assert!(sack.has(1) && sack.has(63) && sack.has(64) && sack.has(255));
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|others| sack.last_but(others)),
+            [Some(255), Some(64), Some(63), Some(1), None]
+        );
         assert!(!sack.has(0) && !sack.has(65) && !sack.has(256) && !sack.has(1000));
         assert_eq!(sack.to_wire()[0].to_bytes(), [0x80, 0, 0, 0, 0, 0, 0, 2]);
     }

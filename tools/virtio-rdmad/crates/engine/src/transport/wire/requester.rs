@@ -370,6 +370,7 @@ impl Sender<'_> {
                 }
                 self.hca.stats.add(Counter::SelectiveAcksReceived, 1);
                 window.handle_sack(psn, sack);
+                window.measure_held(self.hca.clock().now());
             }
             operation => match window.handle_response(psn) {
                 Response::Missing(wqe, index) => {
