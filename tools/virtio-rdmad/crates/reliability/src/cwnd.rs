@@ -28,6 +28,10 @@
 //! * more than a part of [`TOLERATED`] of the last packets were lost, whatever the cause: the time of answers may be
 //!   that of peers rather than of queues, and BBR tolerates a fiftieth (draft-ietf-ccwg-bbr).
 //!
+//! A peer that holds nothing behind a missing packet is sent all of it again. What waits in a queue then is sent in
+//! vain, whatever the loss came of. So a loss to such a peer leaves as much of the window as does not wait, by the
+//! shortest time of an answer, if a third of it or more waits.
+//!
 //! A packet is lost if the peer holds three later ones (RFC 6675), so that packets that overtake each other are no sign
 //! of congestion. A NAK of a peer that sends no selective acknowledgements does not say that.
 //!
@@ -93,6 +97,8 @@ pub(crate) struct Signs {
     pub is_marking: bool,
     /// Whether later packets may have overtaken the one that is taken for lost.
     pub is_unsure: bool,
+    /// The part of the window, in thousandths, that does not wait in a queue, if no more is to be under way.
+    pub fits: Option<u32>,
 }
 
 /// The packets that a flow has lost lately.
@@ -184,26 +190,27 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     /// Handles the loss of `packets` packets, of which `psn` is one. `end` is the PSN behind all packets that were
     /// sent.
     pub fn lose(&mut self, psn: Psn, packets: u32, end: Psn, signs: Signs) {
-        let Signs { is_queued, is_marking, is_unsure } = signs;
+        let Signs { is_queued, is_marking, is_unsure, fits } = signs;
         self.losses.lost = self.losses.lost.saturating_add(packets);
-        let least = if is_unsure && !is_queued { LEAST_IF_UNSURE } else { LEAST };
+        let is_unsure = is_unsure && !is_queued || fits.is_some();
+        let least = if is_unsure { LEAST_IF_UNSURE } else { LEAST };
         if !is_marking && (is_queued || self.losses.are_many()) {
-            self.shrink(psn, end, least);
+            self.shrink(psn, end, least, fits.unwrap_or(100 * KEPT).min(100 * KEPT));
         }
     }
 
     /// Handles the loss of the packet `psn` and of all others that are under way: nothing has come for a while.
     pub fn lose_all(&mut self, psn: Psn, end: Psn) {
-        self.shrink(psn, end, LEAST);
+        self.shrink(psn, end, LEAST, 100 * KEPT);
     }
 
-    /// Makes the window smaller, but no smaller than `least` packets, for the loss of a packet, unless it was sent
-    /// before the window was made smaller last.
-    fn shrink(&mut self, psn: Psn, end: Psn, least: u32) {
+    /// Leaves `kept` thousandths of the window, but no fewer than `least` packets, for the loss of a packet, unless it
+    /// was sent before the window was made smaller last.
+    fn shrink(&mut self, psn: Psn, end: Psn, least: u32, kept: u32) {
         if self.losses.recover.is_some_and(|recover| psn.is_before(recover)) {
             return;
         }
-        self.packets = (self.packets * KEPT / 10).max(least.min(self.packets));
+        self.packets = (self.packets * kept / 1000).max(least.min(self.packets));
         self.acknowledged = 0;
         self.losses.threshold = Some(self.packets);
         self.losses.recover = Some(end);

@@ -347,13 +347,13 @@ impl Simulation {
             if !due.is_retransmit && due.ack_request {
                 flow.window.probe.sent(due.psn, now);
             }
-            flow.window.flow.sent(now, PACKET);
+            flow.window.flow.sent(now, PACKET, false);
             flow.window.transmitted();
             flow.free_at = flow.free_at.max(now) + time_of(PACKET, LINE);
             sent.push((flow.free_at, u64::from(due.psn.get()), due.ack_request));
         }
         if flow.window.probe_at.is_none() {
-            flow.window.probe_at = Some(now + flow.window.probe.delay());
+            flow.window.probe_at = Some(now + flow.window.probe_delay());
         }
         let timer = flow.window.probe_at.filter(|_| !std::mem::replace(&mut flow.has_timer, true));
         for (time, number, asks) in sent {

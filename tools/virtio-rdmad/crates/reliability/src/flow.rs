@@ -123,16 +123,16 @@ mod tests {
     fn a_mark_tells_for_a_second_that_a_path_marks() {
         let (start, mut flow) = (Instant::now(), Flow::default());
         let at = |millis| start + Duration::from_millis(millis);
-        flow.sent(at(0), 100);
+        flow.sent(at(0), 100, false);
         assert!(!flow.is_marked() && !flow.arrives_marked());
         assert!(flow.cut(at(1), LINE_RATE));
         assert!(flow.is_marked() && !flow.arrives_marked());
         flow.notifier.marked(at(500));
-        flow.sent(at(1000), 100);
+        flow.sent(at(1000), 100, false);
         assert!(flow.is_marked() && flow.arrives_marked());
-        flow.sent(at(1001), 100);
+        flow.sent(at(1001), 100, false);
         assert!(!flow.is_marked() && flow.arrives_marked());
-        flow.sent(at(1500), 100);
+        flow.sent(at(1500), 100, false);
         assert!(!flow.arrives_marked());
     }
 }

@@ -17,6 +17,9 @@ use crate::queue::Queue;
 /// The shortest delay. Other threads may keep the peer's worker from its processor for so long.
 const SHORTEST: Duration = Duration::from_millis(1);
 
+/// The shortest delay where each probe is one packet, which does no harm if it is sent in vain.
+const SHORTEST_OF_PACKETS: Duration = Duration::from_micros(250);
+
 /// The delay before anything was measured.
 const FIRST: Duration = Duration::from_millis(10);
 
@@ -83,10 +86,11 @@ impl Probe {
         self.count = self.count.saturating_add(1);
     }
 
-    /// Returns the delay of the next probe.
-    pub fn delay(&self) -> Duration {
+    /// Returns the delay of the next probe. `are_packets` is whether each probe is one packet.
+    pub fn delay(&self, are_packets: bool) -> Duration {
         let measured = self.time.map(|(smoothed, deviation)| smoothed + 4 * deviation);
-        let delay = measured.map_or(FIRST, |delay| delay.max(SHORTEST));
+        let shortest = if are_packets { SHORTEST_OF_PACKETS } else { SHORTEST };
+        let delay = measured.map_or(FIRST, |delay| delay.max(shortest));
         delay.saturating_mul(1 << self.count.min(16))
     }
 }
@@ -99,20 +103,21 @@ mod tests {
     fn the_delay_follows_what_was_measured() {
         let (mut probe, start) = (Probe::default(), Instant::now());
         let at = |millis| start + Duration::from_millis(millis);
-        assert_eq!(probe.delay(), FIRST);
+        assert_eq!(probe.delay(false), FIRST);
         probe.sent(Psn::new(5), at(0));
         probe.sent(Psn::new(6), at(3));
         probe.done(Psn::new(5), at(3));
-        assert_eq!(probe.delay(), FIRST, "the packet is not acknowledged");
+        assert_eq!(probe.delay(false), FIRST, "the packet is not acknowledged");
         probe.done(Psn::new(6), at(4));
-        assert_eq!(probe.delay(), Duration::from_millis(12));
+        assert_eq!(probe.delay(false), Duration::from_millis(12));
         probe.again();
         probe.again();
-        assert_eq!(probe.delay(), Duration::from_millis(48));
+        assert_eq!(probe.delay(false), Duration::from_millis(48));
         for number in 6..100 {
             probe.sent(Psn::new(number), at(10));
             probe.done(Psn::new(number + 1), at(10));
         }
-        assert_eq!(probe.delay(), SHORTEST);
+        assert_eq!(probe.delay(false), SHORTEST);
+        assert_eq!(probe.delay(true), SHORTEST_OF_PACKETS);
     }
 }

@@ -43,6 +43,14 @@ impl Queue {
         self.bounds[0] = Some((least.min(now), most.max(now)));
     }
 
+    /// Returns which part of the packets under way, in thousandths, does not wait, if more than a third of them do: the
+    /// shortest time of an answer, of the time now.
+    pub fn fits(&self) -> Option<u32> {
+        let least = self.bounds.iter().flatten().map(|(least, _)| *least).min()?;
+        let part = (least.as_nanos() * 1000).checked_div(self.now.as_nanos())?;
+        u32::try_from(part).ok().filter(|part| *part < 667)
+    }
+
     /// Returns whether the queue is about as long as it was at most: the time of answers is in the uppermost quarter.
     /// Without two measured times it is not.
     pub fn is_long(&self) -> bool {
@@ -83,6 +91,19 @@ mod tests {
     fn one_long_time_is_none_of_a_queue() {
         assert!(!is_long([100, 100, 104, 104, 5000]));
         assert!(is_long([100, 100, 5000, 120, 120]), "it is no bound either");
+    }
+
+    #[test]
+    fn packets_wait_where_answers_take_half_longer() {
+        let fits = |times: &[u64]| {
+            let mut queue = Queue::default();
+            for time in times {
+                queue.measured(Duration::from_micros(*time));
+            }
+            queue.fits()
+        };
+        assert_eq!([fits(&[]), fits(&[200]), fits(&[100, 100, 149, 149])], [None; 3]);
+        assert_eq!([fits(&[100, 100, 160, 160]), fits(&[100, 100, 160, 100])], [Some(625), None]);
     }
 
     #[test]

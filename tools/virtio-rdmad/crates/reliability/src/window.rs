@@ -24,7 +24,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use roce::{Psn, SackEth};
 use serde::{Deserialize, Serialize};
@@ -417,6 +417,11 @@ impl<T> SendWindow<T> {
         self.offer.is_due |= self.may_ask_for_sack();
     }
 
+    /// Returns the delay of the next probe.
+    pub fn probe_delay(&self) -> Duration {
+        self.probe.delay(!self.is_selective)
+    }
+
     /// Returns whether the peer may be asked: it has not said that it has selective acknowledgements, and was asked
     /// fewer than [`MOST_OFFERS`] times.
     fn may_ask_for_sack(&self) -> bool {
@@ -509,7 +514,8 @@ impl<T> SendWindow<T> {
 
     /// Returns the packet that is sent next: a request for a gap of a response, then a lost packet, then a new one.
     /// `None` if there is no packet, if the congestion window is full, if the peer has told of no receive for the next
-    /// message, or if the next packet requests a response while `most_responses` are missing. A caller that has sent the packet calls [`Self::transmitted`].
+    /// message, or if the next packet requests a response while `most_responses` are missing. A caller that has sent the
+    /// packet calls [`Self::transmitted`].
     pub fn poll_transmit(&self, most_responses: u8) -> Option<Transmit> {
         let again = |at, index, count, psn| {
             Some(Transmit { at, index, count, psn, ack_request: true, is_retransmit: true })
@@ -642,8 +648,11 @@ impl<T> SendWindow<T> {
     /// Handles the loss of a request, or of a packet of one. `is_unsure` is whether later packets may have overtaken
     /// it.
     fn lose(&mut self, psn: Psn, is_unsure: bool) {
-        let (is_queued, is_marking) = (self.probe.queue.is_long(), self.flow.is_marked());
-        self.cwnd.lose(psn, 1, self.snd_max, Signs { is_queued, is_marking, is_unsure });
+        let (queue, is_marking) = (&self.probe.queue, self.flow.is_marked());
+        // Everything behind a lost packet is sent again to a peer that holds nothing. So what waits is sent in vain.
+        let fits = if self.is_selective { None } else { queue.fits() };
+        let is_queued = queue.is_long() || fits.is_some();
+        self.cwnd.lose(psn, 1, self.snd_max, Signs { is_queued, is_marking, is_unsure, fits });
     }
 
     /// Returns the place of the message with this PSN, or the place behind the last message. Mostly this is the last
@@ -962,9 +971,12 @@ impl<T> SendWindow<T> {
     /// for lost that the peer neither has acknowledged nor holds, and all gaps of responses. If the peer has no
     /// selective acknowledgements, each probe is one packet, because that peer would get everything once more each time
     /// that it is slow. Each second one is the oldest packet then: a peer says only once that a packet is missing, and
-    /// that answer may be lost.
+    /// that answer may be lost. With that, the gap of a response that was requested last is requested again.
     pub fn handle_probe_timeout(&mut self) {
         let is_oldest = !self.is_selective && !self.probe.is_even();
+        if is_oldest {
+            self.lose_request_for_gap();
+        }
         let oldest = if is_oldest { self.oldest_request() } else { None };
         let probe = oldest.or_else(|| self.last_request()).or_else(|| self.last_response());
         self.tail_probe = probe.filter(|_| !self.is_selective || self.probe.is_first());
@@ -976,6 +988,17 @@ impl<T> SendWindow<T> {
             self.high_rxt = self.acked;
             self.lost_below = self.snd_nxt;
             self.lose_responses();
+        }
+    }
+
+    /// Takes the request for the gap of a response for lost that was sent last, if the gap is not filled.
+    fn lose_request_for_gap(&mut self) {
+        for entry in &mut self.entries {
+            let complete = entry.received.complete();
+            if complete < entry.requested_below {
+                (entry.requested_below, self.has_gaps) = (complete, true);
+                return;
+            }
         }
     }
 
@@ -1291,7 +1314,7 @@ mod tests {
 
         let (mut window, now) = (used(), Instant::now());
         build_queue(&mut window);
-        window.flow.sent(now, 100);
+        window.flow.sent(now, 100, false);
         window.flow.cut(now, 1_000_000_000);
         hold(&mut window, 48, 10);
         assert_eq!(window.cwnd.packets(), 64, "the path marks packets");
@@ -1312,7 +1335,7 @@ mod tests {
             let mut window = SendWindow::new(Psn::new(0));
             window.is_selective = true;
             (0..16).for_each(|_| {
-                window.push((), 64, Kind { has_response: true, is_fenced: false });
+                window.push((), 64, Kind { has_response: true, ..Kind::default() });
             });
             while window.poll_transmit(16).is_some() {
                 window.transmitted();

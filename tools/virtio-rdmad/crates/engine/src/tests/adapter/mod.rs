@@ -111,7 +111,7 @@ impl Bench {
                 self.link.send(To::Guest, &frame);
             }
             if !has_moved {
-                let others = [self.link.next(), self.nic.requester.next(now)];
+                let others = [self.link.next(), self.nic.next(now)];
                 let next = others.into_iter().flatten().min();
                 // A thread that looks now and then looks as long as something may come.
                 let is_alive = next.is_some() || self.interval.is_none();

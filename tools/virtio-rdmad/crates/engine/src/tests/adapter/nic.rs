@@ -65,6 +65,8 @@ pub struct Nic {
     pub requester: Requester,
     pub responder: Responder,
     cnp_at: Option<Instant>,
+    /// The time at which the line is free of answers.
+    free_at: Option<Instant>,
     pub cnps_sent: u64,
 }
 
@@ -73,7 +75,8 @@ impl Nic {
     pub fn new(habits: Habits, peer: u32, rkey: u32, psn: Psn) -> Self {
         let requester = Requester::new(habits, rkey, psn);
         let responder = Responder::new(habits, psn);
-        Self { habits, peer, requester, responder, cnp_at: None, cnps_sent: 0 }
+        let (cnp_at, free_at) = (None, None);
+        Self { habits, peer, requester, responder, cnp_at, free_at, cnps_sent: 0 }
     }
 
     pub fn post(&mut self, work: Work) -> u64 {
@@ -112,13 +115,25 @@ impl Nic {
 
     /// Returns the next frame that the adapter sends at the time `now`: an answer, or a packet of a request.
     pub fn poll(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if self.free_at.is_some_and(|at| at > now) {
+            return None;
+        }
         if let Some((opcode, psn, extended, payload)) = self.responder.answers.pop_front() {
+            let nanos = (payload.len() as u64 + 82) * 1_000_000_000 / self.habits.line_rate;
+            self.free_at = Some(now + Duration::from_nanos(nanos));
             return Some(self.frame(&self.headers(opcode, psn, extended), &payload));
         }
         let (opcode, psn, ack_request, extended, payload) = self.requester.poll(now)?;
         let mut headers = self.headers(opcode, psn, extended);
         headers.bth.ack_request = ack_request;
         Some(self.frame(&headers, &payload))
+    }
+
+    /// Returns when the adapter wants to be asked again.
+    pub fn next(&self, now: Instant) -> Option<Instant> {
+        let answer = (!self.responder.answers.is_empty()).then(|| self.free_at.unwrap_or(now));
+        let request = self.requester.next(now).map(|at| at.max(self.free_at.unwrap_or(at)));
+        [answer, request].into_iter().flatten().min()
     }
 
     fn headers(&self, opcode: Opcode, psn: Psn, extended: ExtendedHeaders) -> Headers {

@@ -271,13 +271,13 @@ impl Sender<'_> {
         } else if window.timeout_at.is_none() && window.paced_until.is_none() {
             let now = self.hca.clock().now();
             window.timeout_at = answer_delay(requester.attr.timeout).map(|delay| now + delay);
-            window.probe_at = Some(now + window.probe.delay());
+            window.probe_at = Some(now + window.probe_delay());
         }
         // A consumer that wants to wait for ever gets no packet that it did not ask for.
         let is_early = |at: &Instant| window.timeout_at.is_some_and(|end| *at < end);
         window.probe_at = window.probe_at.filter(is_early);
         window.credit_at = window.lacks_credit().then(|| {
-            window.credit_at.unwrap_or_else(|| self.hca.clock().now() + window.probe.delay())
+            window.credit_at.unwrap_or_else(|| self.hca.clock().now() + window.probe_delay())
         });
         let answer = window.probe_at.or(window.timeout_at).or(window.credit_at);
         let own = window.rnr_until.max(window.paced_until).or(answer);
@@ -293,7 +293,7 @@ impl Sender<'_> {
             if window.probe_at.is_some_and(|at| at <= now) {
                 self.hca.stats.add(Counter::Probes, 1);
                 window.handle_probe_timeout();
-                window.probe_at = Some(now + window.probe.delay());
+                window.probe_at = Some(now + window.probe_delay());
             }
             return true;
         }
