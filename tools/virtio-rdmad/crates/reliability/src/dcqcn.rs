@@ -24,6 +24,21 @@
 //!   third of the bottleneck is used.
 //! * A flow that is as fast as it could ever be, or that has sent nothing for 0.1 s, is released: it is
 //!   like a new flow, which knows nothing of the network.
+//!
+//! # Beside adapters
+//! Adapters of NVIDIA raise a rate after 300 us (`rpg_time_reset`), and this module after 55 us. Yet flows of this
+//! module have no more than those of adapters, but less, in the simulation of `incast.rs` with the defaults that are
+//! documented (`adapter.rs`). The alpha of an adapter changes each microsecond, and is down to a third 205 us after a
+//! CNP. So CNPs that are 50 us apart cut its rate by a hundredth each, and that of this module by up to a half. With
+//! the marking of the paper a flow has 0.09 to 0.49 of the share of an adapter beside it, where half of 2 to 20 flows
+//! are adapters, and with a marking without a jump 0.49 to 1.04. Where 10 of 100 flows are adapters, it has 0.02 to
+//! 0.15, and 0.33 to 0.52.
+//!
+//! No parameter brings both together without harm. Steps of 300 us make it 0.07 to 0.34. With one step of fast
+//! recovery, as `rpg_threshold` says, flows have 0.54 to 1.12 without a jump, but no more with one; and then 0.35 of
+//! the packets of 1,000 flows find a queue that is shorter than the marking's `max`, instead of 0.5. An alpha that
+//! decreases each 20 us makes it 0.42 to 1.22 beside as many adapters, and Jain's index of 100 flows 0.81. So the
+//! parameters are those that serve many flows of this module.
 
 use std::time::{Duration, Instant};
 

@@ -7,11 +7,14 @@
 //! against that, as no CNP comes in time: for 1,000 flows the bottleneck has to hold 71 MB for 15 ms, or to stop
 //! the senders by PFC; it would be 267 MB if all flows began with 64 packets. Flows are judged once that is over
 //! and they have found their rates.
+//!
+//! Some of the flows may be those of adapters ([`Adapter`]).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::adapter::{self, Adapter};
 use crate::cwnd::{Requests, INITIAL};
 use crate::dcqcn::{Dcqcn, Notifier};
 use crate::rate_limit::time_of;
@@ -55,11 +58,82 @@ impl Marking {
     }
 }
 
+/// The packets that an adapter has under way at most: as many as a flow of this crate, and from the beginning on.
+const ADAPTER_WINDOW: usize = 64;
+
+/// The rate of a flow that got a CNP.
+enum Rate {
+    Ours(Dcqcn),
+    Adapter(Adapter),
+}
+
+impl Rate {
+    fn new(is_adapter: bool, now: Instant) -> Self {
+        if is_adapter {
+            Self::Adapter(Adapter::new(now, LINE))
+        } else {
+            Self::Ours(Dcqcn::new(now, LINE))
+        }
+    }
+
+    fn cut(&mut self, now: Instant) {
+        match self {
+            Self::Ours(rate) => _ = rate.cut(now),
+            Self::Adapter(rate) => rate.cut(now),
+        }
+    }
+
+    fn next(&self) -> Instant {
+        match self {
+            Self::Ours(rate) => rate.next(),
+            Self::Adapter(rate) => rate.next(),
+        }
+    }
+
+    fn is_released(&self, now: Instant) -> bool {
+        match self {
+            Self::Ours(rate) => rate.is_released(now),
+            Self::Adapter(rate) => rate.is_released(),
+        }
+    }
+
+    fn sent(&mut self, now: Instant) {
+        match self {
+            Self::Ours(rate) => rate.sent(now, PACKET),
+            Self::Adapter(rate) => rate.sent(now, PACKET),
+        }
+    }
+}
+
+/// The receiver of a flow: when it sends a CNP.
+enum Receiver {
+    Ours(Notifier),
+    /// An adapter, with the time of its next CNP.
+    Adapter(Instant),
+}
+
+impl Receiver {
+    /// Returns whether a CNP is due for a packet that arrives marked.
+    fn marked(&mut self, now: Instant) -> bool {
+        match self {
+            Self::Ours(notifier) => notifier.marked(now),
+            Self::Adapter(next) => {
+                let is_due = *next <= now;
+                if is_due {
+                    *next = now + adapter::CNP_INTERVAL;
+                }
+                is_due
+            }
+        }
+    }
+}
+
 /// A sender, and what its receiver remembers of it.
 struct Flow {
-    rate: Option<Dcqcn>,
+    is_adapter: bool,
+    rate: Option<Rate>,
     cwnd: Requests,
-    notifier: Notifier,
+    receiver: Receiver,
     /// The times at which the acknowledgements of its packets arrive.
     acks: VecDeque<Instant>,
     /// The bytes that were sent while flows are judged.
@@ -79,6 +153,8 @@ enum Event {
 struct Report {
     /// Jain's index of the bytes of the flows, in thousandths.
     fairness: u128,
+    /// The thousandths of an adapter's share that one of our flows had.
+    of_adapters: u64,
     /// The share of the bottleneck that was used, in thousandths.
     throughput: u128,
     /// The longest queue that a packet found, in bytes.
@@ -107,9 +183,10 @@ impl Simulation {
     fn new(seed: u64, flows: usize, marking: Marking, settling: Duration) -> Self {
         let start = Instant::now();
         let flow = || Flow {
+            is_adapter: false,
             rate: None,
             cwnd: Requests::default(),
-            notifier: Notifier::default(),
+            receiver: Receiver::Ours(Notifier::default()),
             acks: VecDeque::new(),
             bytes: 0,
         };
@@ -147,18 +224,28 @@ impl Simulation {
             if now >= end {
                 break;
             }
-            match (event, &mut self.flows[at].rate) {
+            let flow = &mut self.flows[at];
+            match (event, &mut flow.rate) {
                 (Event::Send, _) => {
                     let next = self.send(now, at);
                     self.events.push(Reverse((next, at, Event::Send)));
                 }
-                (Event::Cnp, Some(rate)) => {
-                    rate.cut(now);
-                }
-                (Event::Cnp, none) => *none = Some(Dcqcn::new(now, LINE)),
+                (Event::Cnp, Some(rate)) => rate.cut(now),
+                (Event::Cnp, none) => *none = Some(Rate::new(flow.is_adapter, now)),
             }
         }
         self.report(judged)
+    }
+
+    /// Makes adapters of the last flows. Their receivers are adapters as well, or else of this crate.
+    fn make_adapters(&mut self, count: usize, have_receivers: bool) {
+        let from = self.flows.len() - count;
+        for flow in &mut self.flows[from..] {
+            flow.is_adapter = true;
+            if have_receivers {
+                flow.receiver = Receiver::Adapter(self.empty_at);
+            }
+        }
     }
 
     /// Sends a packet of a flow if it may; returns when to try again.
@@ -167,14 +254,16 @@ impl Simulation {
         if flow.rate.as_ref().is_some_and(|rate| rate.is_released(now)) {
             flow.rate = None;
         }
-        if let Some(next) = flow.rate.as_ref().map(Dcqcn::next).filter(|next| *next > now) {
+        if let Some(next) = flow.rate.as_ref().map(Rate::next).filter(|next| *next > now) {
             return next;
         }
         while flow.acks.front().is_some_and(|ack| *ack <= now) {
             flow.cwnd.acknowledge(1, flow.acks.len() as u32, flow.rate.is_some());
             flow.acks.pop_front();
         }
-        if flow.acks.len() >= flow.cwnd.packets().min(WINDOW) as usize {
+        let window =
+            if flow.is_adapter { ADAPTER_WINDOW } else { flow.cwnd.packets().min(WINDOW) as usize };
+        if flow.acks.len() >= window {
             return flow.acks[0];
         }
         let out_at = self.pass_bottleneck(now, at);
@@ -182,7 +271,7 @@ impl Simulation {
         flow.acks.push_back(out_at + DELAY);
         let line_free = now + time_of(PACKET, LINE);
         let Some(rate) = &mut flow.rate else { return line_free };
-        rate.sent(now, PACKET);
+        rate.sent(now);
         rate.next().max(line_free)
     }
 
@@ -194,7 +283,7 @@ impl Simulation {
         self.empty_at = out_at;
         let is_marked = self.random() % 1_000_000 < self.marking.odds(queue);
         let flow = &mut self.flows[at];
-        if is_marked && flow.notifier.marked(out_at) {
+        if is_marked && flow.receiver.marked(out_at) {
             self.events.push(Reverse((out_at + DELAY, at, Event::Cnp)));
         }
         self.peak = self.peak.max(queue);
@@ -211,7 +300,14 @@ impl Simulation {
         let bytes = || self.flows.iter().map(|flow| u128::from(flow.bytes));
         let (sum, squares) = (bytes().sum::<u128>(), bytes().map(|bytes| bytes * bytes).sum());
         let possible = judged.as_nanos() * u128::from(LINE) / 1_000_000_000;
+        let [ours, adapters] = [false, true].map(|is_adapter| {
+            let flows = self.flows.iter().filter(|flow| flow.is_adapter == is_adapter);
+            let (count, bytes) =
+                flows.fold((0, 0), |(count, sum), flow| (count + 1, sum + flow.bytes));
+            bytes / count.max(1)
+        });
         Report {
+            of_adapters: (ours * 1000).checked_div(adapters).unwrap_or(0),
             fairness: (sum * sum * 1000).checked_div(squares).unwrap_or(0)
                 / self.flows.len() as u128,
             throughput: sum * 1000 / possible,
@@ -230,7 +326,7 @@ const SETTLING: Duration = Duration::from_millis(200);
 fn share(seed: u64, flows: usize, marking: Marking, settling: Duration) -> Report {
     let simulation = Simulation::new(seed, flows, marking, settling);
     let report = simulation.run(Duration::from_millis(100));
-    let Report { fairness, throughput, longest, peak, below_max } = report;
+    let Report { fairness, throughput, longest, peak, below_max, .. } = report;
     let case = format!(
         "seed {seed}, {flows} flows: fairness {fairness}, throughput {throughput}, queue up to {longest}, \
          {below_max} below, up to {peak} at first"
@@ -275,6 +371,29 @@ fn flows_that_go_on_share_a_bottleneck() {
                 let report = share(seed, flows, marking, 3 * SETTLING);
                 let bound = (2 * OF_PAPER.max).max(flows as u64 * PACKET);
                 assert!(report.longest <= bound, "{flows} flows: {} bytes", report.longest);
+            }
+        }
+    }
+}
+
+/// Beside adapters, one of our flows never has much more than one of theirs, whether the receivers of these are
+/// adapters, which send a CNP each 4 us, or of this crate.
+#[test]
+fn flows_take_no_more_than_adapters_beside_them() {
+    for marking in [OF_PAPER, WITHOUT_JUMP] {
+        for (flows, adapters) in [(2, 1), (10, 5), (100, 10)] {
+            for have_receivers in [true, false] {
+                let mut simulation = Simulation::new(1, flows, marking, SETTLING);
+                simulation.make_adapters(adapters, have_receivers);
+                let report = simulation.run(Duration::from_millis(100));
+                let Report { of_adapters, throughput, .. } = report;
+                let case = format!(
+                    "{flows} flows, of them {adapters} adapters, marked from {} on, receivers: {have_receivers}: \
+                     {of_adapters} of an adapter's share, throughput {throughput}",
+                    marking.max
+                );
+                println!("{case}");
+                assert!(of_adapters <= 1250 && throughput >= 900, "{case}");
             }
         }
     }

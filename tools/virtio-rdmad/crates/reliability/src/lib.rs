@@ -87,6 +87,8 @@
 // Sizes and numbers of packets are far below 2^32.
 #![allow(clippy::cast_possible_truncation)]
 
+#[cfg(test)]
+mod adapter;
 mod cwnd;
 mod dcqcn;
 #[cfg(test)]
