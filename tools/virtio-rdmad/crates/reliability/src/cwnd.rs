@@ -35,10 +35,20 @@
 //! A packet is lost if the peer holds three later ones (RFC 6675), so that packets that overtake each other are no sign
 //! of congestion. A NAK of a peer that sends no selective acknowledgements does not say that.
 //!
+//! # Long paths
+//! A responder holds 256 packets, as many as a selective acknowledgement has bits for. A window of more packets is of use
+//! where the round trip is long: 256 packets of 1 KiB in 1 ms are 2 Gbit/s. So the window is larger as long as nothing is
+//! lost: it has up to [`LONGEST`] bytes, and no more than are under way at [`LONGEST_RATE`] in the shortest round trip.
+//! Every responder takes that. What is lost costs more, because a responder drops what is 256 packets or more behind it.
+//! So a loss brings the window back to 256 packets until [`WARY`] others were sent.
+//!
+//! # READs
 //! The data of READs has a window as well: how many packets may be missing when another response is requested. It
 //! begins with its greatest size, because the responder sends a response at once whatever its length is, and bounds the
 //! number of responses alone. The time from a request to its response depends on the responses before it, and tells
 //! nothing of queues. So losses of responses count by their number alone.
+
+use std::time::Duration;
 
 use roce::Psn;
 use serde::{Deserialize, Serialize};
@@ -48,8 +58,17 @@ use crate::saved::{require, Wrong};
 /// The first size of the window, to which it returns after a time without a packet and after a time-out.
 pub(crate) const INITIAL: u32 = 16;
 
-/// The greatest size of the window. A responder holds as many packets if the first of them is lost.
+/// The greatest size of the window behind a loss. A responder holds as many packets if the first of them is lost.
 pub(crate) const MOST: u32 = 256;
+
+/// The most bytes of payload that are under way if nothing was lost: as many as 256 of the longest packets have.
+const LONGEST: u64 = 1 << 20;
+
+/// The rate, in bytes per second, for which a window of more than [`MOST`] packets is large enough: 8 Gbit/s.
+const LONGEST_RATE: u64 = 1_000_000_000;
+
+/// The number of packets that are sent behind a loss before the window has more than [`MOST`] packets again.
+const WARY: u32 = 1 << 14;
 
 /// The distance of packets that request an acknowledgement, at most.
 const ACK_EVERY: u32 = 128;
@@ -83,6 +102,9 @@ pub(crate) struct Cwnd<const FIRST: u32, const MOST: u32> {
     packets: u32,
     /// The packets that were acknowledged since the window grew last, if it grows slowly.
     acknowledged: u32,
+    /// The number of packets of the longest window.
+    #[serde(skip)]
+    longest: u32,
     /// The losses of the flow. They are not saved, because they are measured again.
     #[serde(skip)]
     pub losses: Losses,
@@ -107,6 +129,8 @@ pub(crate) struct Losses {
     /// The number of packets that were sent lately, and of those that were lost.
     sent: u32,
     lost: u32,
+    /// The number of packets that are sent before the window has more than [`MOST`] packets again.
+    wary: u32,
     /// The size of the window up to which it doubles; `None`: there was no congestion.
     threshold: Option<u32>,
     /// Losses of packets in front of this PSN have made the window smaller (the recovery point of RFC 6675).
@@ -124,7 +148,7 @@ impl Losses {
 
 impl<const FIRST: u32, const MOST: u32> Default for Cwnd<FIRST, MOST> {
     fn default() -> Self {
-        Self { packets: FIRST, acknowledged: 0, losses: Losses::default() }
+        Self { packets: FIRST, acknowledged: 0, longest: 0, losses: Losses::default() }
     }
 }
 
@@ -155,7 +179,32 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     /// Returns whether the window has its greatest size.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.packets == MOST
+        self.packets >= self.bound()
+    }
+
+    /// Returns the greatest size.
+    #[inline]
+    pub fn bound(&self) -> u32 {
+        if self.losses.wary == 0 {
+            self.longest.max(MOST)
+        } else {
+            MOST
+        }
+    }
+
+    /// Sets how long the window may become for packets with a payload of `mtu` bytes and the shortest `round_trip`.
+    pub fn set_longest(&mut self, mtu: u64, round_trip: Duration) {
+        let nanoseconds = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+        let under_way = nanoseconds.saturating_mul(LONGEST_RATE / 1_000_000) / 1000;
+        // A window that begins with more packets has as many times the bytes.
+        let bytes = under_way.min(LONGEST) * u64::from(MOST / 256);
+        self.longest = u32::try_from(bytes / mtu.max(1)).unwrap_or(MOST);
+    }
+
+    /// Returns the window as it is saved, with as many packets as any version takes.
+    pub fn saved(self) -> Self {
+        let (packets, acknowledged) = (self.packets.min(MOST), self.acknowledged.min(MOST));
+        Self { packets, acknowledged, ..self }
     }
 
     /// Handles an acknowledgement of `packets` packets, before which `in_flight` were under way. `is_cut` is whether a
@@ -165,7 +214,7 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
         if self.is_full() || 2 * in_flight < self.packets {
             return;
         }
-        let threshold = self.losses.threshold.unwrap_or(MOST);
+        let threshold = self.losses.threshold.unwrap_or(u32::MAX).min(self.bound());
         if !is_cut && self.packets < threshold {
             self.packets = self.packets.saturating_add(packets).min(threshold);
             return;
@@ -182,6 +231,7 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     pub fn sent(&mut self, packets: u32) {
         let losses = &mut self.losses;
         losses.sent = losses.sent.saturating_add(packets);
+        losses.wary = losses.wary.saturating_sub(packets);
         if losses.sent >= LATELY {
             (losses.sent, losses.lost) = (losses.sent / 2, losses.lost / 2);
         }
@@ -192,6 +242,7 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     pub fn lose(&mut self, psn: Psn, packets: u32, end: Psn, signs: Signs) {
         let Signs { is_queued, is_marking, is_unsure, fits } = signs;
         self.losses.lost = self.losses.lost.saturating_add(packets);
+        self.be_wary();
         let is_unsure = is_unsure && !is_queued || fits.is_some();
         let least = if is_unsure { LEAST_IF_UNSURE } else { LEAST };
         if !is_marking && (is_queued || self.losses.are_many()) {
@@ -201,7 +252,14 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
 
     /// Handles the loss of the packet `psn` and of all others that are under way: nothing has come for a while.
     pub fn lose_all(&mut self, psn: Psn, end: Psn) {
+        self.be_wary();
         self.shrink(psn, end, LEAST, 100 * KEPT);
+    }
+
+    /// Brings the window back to as many packets as a responder holds.
+    fn be_wary(&mut self) {
+        self.losses.wary = WARY;
+        self.packets = self.packets.min(MOST);
     }
 
     /// Leaves `kept` thousandths of the window, but no fewer than `least` packets, for the loss of a packet, unless it
@@ -323,6 +381,44 @@ mod tests {
         assert_eq!(packets_after(2, marking), INITIAL, "marks tell of congestion");
         let unsure = Signs { is_unsure: true, ..none };
         assert_eq!(packets_after(2, unsure), LEAST_IF_UNSURE);
+    }
+
+    #[test]
+    fn a_window_is_longer_on_a_long_path_until_a_loss() {
+        let longest = |mtu, micros| {
+            let mut cwnd = Requests::default();
+            cwnd.set_longest(mtu, Duration::from_micros(micros));
+            pass(&mut cwnd, 10, false);
+            cwnd
+        };
+        assert_eq!(
+            [0, 250, 500, 1000, 2000].map(|us| longest(1024, us).packets()),
+            [256, 256, 488, 976, 1024]
+        );
+        assert_eq!([4096, 2048, 256].map(|mtu| longest(mtu, 10_000).packets()), [256, 512, 4096]);
+        let mut cwnd = longest(1024, 2000);
+        cwnd.lose(Psn::new(5), 1, Psn::new(9), Signs::default());
+        assert_eq!(cwnd.packets(), 256);
+        cwnd.sent(WARY - 1);
+        pass(&mut cwnd, 10, false);
+        assert_eq!(cwnd.packets(), 256);
+        cwnd.sent(1);
+        pass(&mut cwnd, 10, false);
+        assert_eq!(cwnd.packets(), 1024);
+    }
+
+    #[test]
+    fn a_long_window_can_be_saved() {
+        let mut cwnd = Requests::default();
+        cwnd.set_longest(1024, Duration::from_millis(2));
+        pass(&mut cwnd, 10, false);
+        let signs = Signs { is_queued: true, ..Signs::default() };
+        cwnd.lose(Psn::new(5), 1, Psn::new(9), signs);
+        cwnd.sent(WARY);
+        pass(&mut cwnd, 1001, false);
+        assert!(cwnd.packets() > 500 && cwnd.acknowledged > 500);
+        assert!(cwnd.check().is_err() && cwnd.saved().check().is_ok());
+        assert_eq!(cwnd.saved().packets(), 256);
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Probe {
     measured: Option<(Psn, Instant)>,
     /// The smoothed time of answers (SRTT), and its smoothed deviation (RTTVAR).
     time: Option<(Duration, Duration)>,
+    /// The shortest time of an answer.
+    least: Option<Duration>,
     /// What the times of answers tell of queues.
     pub(crate) queue: Queue,
     /// The number of probes since the last answer.
@@ -56,6 +58,7 @@ impl Probe {
         let Some((_, sent)) = self.measured.take_if(|(measured, _)| has(*measured)) else { return };
         let time = now.saturating_duration_since(sent).min(LONGEST);
         self.queue.measured(time);
+        self.least = Some(self.least.map_or(time, |least| least.min(time)));
         self.time = Some(match self.time {
             None => (time, time / 2),
             Some((smoothed, deviation)) => {
@@ -67,6 +70,11 @@ impl Probe {
     /// Returns whether an even number of probes was sent since the last answer.
     pub fn is_even(&self) -> bool {
         self.count % 2 == 0
+    }
+
+    /// Returns the shortest time of an answer, which is that of the path; zero before one was measured.
+    pub(crate) fn least(&self) -> Duration {
+        self.least.unwrap_or_default()
     }
 
     /// Returns whether no probe was sent since the last answer.

@@ -371,7 +371,7 @@ impl<T: Clone> SendWindow<T> {
             timeout_at: moment(self.timeout_at),
             probe_at: moment(self.probe_at),
             rnr_until: moment(self.rnr_until),
-            cwnd: self.cwnd,
+            cwnd: self.cwnd.saved(),
             responses: self.responses,
             sent_at: self.flow.save(now),
         }
@@ -486,7 +486,7 @@ impl<T> SendWindow<T> {
     /// Returns whether a packet with this PSN may have been sent lately. A CNP for a packet may arrive after its
     /// acknowledgement, and after other packets were sent.
     pub fn may_have_sent(&self, psn: Psn) -> bool {
-        let most = i32::try_from(2 * MOST).unwrap_or(i32::MAX);
+        let most = i32::try_from(2 * self.cwnd.packets().max(MOST)).unwrap_or(i32::MAX);
         psn.is_before(self.snd_max) && psn.distance_from(self.snd_una) >= -most
     }
 
@@ -551,9 +551,10 @@ impl<T> SendWindow<T> {
         } else {
             let (span, cwnd) = (self.span(), self.cwnd.packets());
             let in_flight = span - self.held().min(span);
-            let is_last = index + 1 == entry.packets || in_flight + 1 == cwnd || span + 1 == MOST;
+            let most = self.cwnd.bound();
+            let is_last = index + 1 == entry.packets || in_flight + 1 == cwnd || span + 1 == most;
             let ack_request = is_last || self.snd_nxt.get() % self.cwnd.ack_every() == 0;
-            (ack_request, in_flight < cwnd && span < MOST)
+            (ack_request, in_flight < cwnd && span < most)
         };
         let count = entry.packets - index;
         let psn = self.snd_nxt;
@@ -619,6 +620,25 @@ impl<T> SendWindow<T> {
         self.count_losses();
     }
 
+    /// Lets the windows become longer on a long path, for packets with a payload of `mtu` bytes.
+    #[inline]
+    pub fn set_mtu(&mut self, mtu: u64) {
+        let round_trip = self.probe.least();
+        self.cwnd.set_longest(mtu, round_trip);
+        self.responses.set_longest(mtu, round_trip);
+    }
+
+    /// Sends what is behind the last packet again that the peer can hold, which it drops while a packet is missing.
+    fn go_back_to_held(&mut self) {
+        let far = self.scoreboard.0.plus(SackEth::PACKETS);
+        if !self.snd_nxt.is_after(far) {
+            return;
+        }
+        // A response is requested as a whole.
+        let entry = self.entries.get(self.at(far)).filter(|entry| entry.kind.has_response);
+        self.snd_nxt = later(entry.map_or(far, |entry| entry.first), self.acked_or_complete());
+    }
+
     /// Measures the time of an answer if the peer holds the packet whose answer is measured.
     pub fn measure_held(&mut self, now: Instant) {
         let (from, sack) = self.scoreboard;
@@ -639,6 +659,7 @@ impl<T> SendWindow<T> {
             let next = if entry.kind.has_response { entry.end() } else { psn.plus(1) };
             if is_request && !sack.has(psn.distance_from(from).unsigned_abs()) {
                 self.lose(psn, false);
+                self.go_back_to_held();
             }
             psn = next;
         }
@@ -1318,6 +1339,28 @@ mod tests {
         window.flow.cut(now, 1_000_000_000);
         hold(&mut window, 48, 10);
         assert_eq!(window.cwnd.packets(), 64, "the path marks packets");
+    }
+
+    /// A peer holds 256 packets, and drops what is behind them.
+    #[test]
+    fn a_loss_on_a_long_path_sends_again_what_the_peer_cannot_hold() {
+        let (mut window, start) = (used(), Instant::now());
+        window.probe.sent(window.acked, start);
+        window.probe.done(window.acked.plus(1), start + Duration::from_millis(2));
+        window.set_mtu(1024);
+        for sent in [128, 256, 512, 1024] {
+            window.handle_ack(window.snd_max.minus(1));
+            assert_eq!(sends(&mut window).0, sent);
+        }
+        let (first, end) = (window.acked, window.snd_max);
+        hold(&mut window, first.get(), 10);
+        assert_eq!(window.snd_nxt, first.plus(256));
+        assert_eq!(sends(&mut window).0, 1, "the missing packet");
+        window.handle_ack(first.plus(255));
+        assert_eq!(sends(&mut window).0, 256);
+        window.handle_ack(first.plus(511));
+        assert_eq!(sends(&mut window).0, 256);
+        assert_eq!((window.snd_nxt, window.snd_max), (first.plus(768), end));
     }
 
     #[test]

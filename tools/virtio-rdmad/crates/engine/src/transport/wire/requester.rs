@@ -151,6 +151,7 @@ impl Sender<'_> {
         };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
         window.paced_until = None;
+        window.set_mtu(mtu);
         if window.flow.is_idle(now) {
             window.restart_cwnd();
         }
