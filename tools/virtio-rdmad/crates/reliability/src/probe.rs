@@ -67,6 +67,11 @@ impl Probe {
         });
     }
 
+    /// Returns whether two probes were sent since the last answer.
+    pub fn is_third(&self) -> bool {
+        self.count == 2
+    }
+
     /// Returns whether an even number of probes was sent since the last answer.
     pub fn is_even(&self) -> bool {
         self.count % 2 == 0

@@ -251,7 +251,7 @@ impl Simulation {
             }
             Packet::Selective { psn, sack } => self.window.handle_sack(psn, sack),
             Packet::Response { psn, number } => {
-                if let Response::Missing(work, _) = self.window.handle_response(psn) {
+                if let Response::Missing(work, _) = self.window.handle_response(psn, false) {
                     assert_eq!(work.number, number, "a response is for its own READ");
                     self.window.accept_response(psn);
                 }

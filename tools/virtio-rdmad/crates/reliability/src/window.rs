@@ -213,6 +213,8 @@ pub struct SendWindow<T> {
     rxt_snd_max: Psn,
     /// The packet that is sent again as a tail loss probe (RFC 8985, section 7).
     tail_probe: Option<Psn>,
+    /// The packet of a response that was requested alone last, by an [inquiry](Self::inquiry).
+    inquired: Option<Psn>,
     /// Packets in front of this PSN are lost if the peer neither has acknowledged nor holds them.
     lost_below: Psn,
     /// The end of the time for an answer (IBA 9.7.6.1.3), at which all packets are sent again.
@@ -333,6 +335,7 @@ impl<T> SavedSendWindow<T> {
             high_rxt: self.high_rxt,
             rxt_snd_max: self.rxt_snd_max,
             tail_probe: self.tail_probe,
+            inquired: None,
             lost_below: self.lost_below,
             timeout_at: time(self.timeout_at),
             probe_at: time(self.probe_at),
@@ -398,6 +401,7 @@ impl<T> SendWindow<T> {
             high_rxt: psn,
             rxt_snd_max: psn,
             tail_probe: None,
+            inquired: None,
             lost_below: psn,
             timeout_at: None,
             probe_at: None,
@@ -527,7 +531,8 @@ impl<T> SendWindow<T> {
         if let Some((at, psn)) = self.next_retransmit() {
             let Entry { first, packets, .. } = self.entries.get(at)?;
             let index = psn.distance_from(*first).unsigned_abs();
-            return again(at, index, packets - index, psn);
+            let count = if psn.is_before(self.acked) { 1 } else { packets - index };
+            return again(at, index, count, psn);
         }
         let at = self.at_snd_nxt();
         let entry = self.entries.get(at)?;
@@ -797,7 +802,8 @@ impl<T> SendWindow<T> {
             return;
         }
         self.has_gaps = false;
-        if self.tail_probe.take().is_some() {
+        if let Some(psn) = self.tail_probe.take() {
+            self.inquired = (!self.is_selective && psn.is_before(self.acked)).then_some(psn);
             return;
         }
         if let Some((at, psn)) = self.next_retransmit() {
@@ -903,11 +909,15 @@ impl<T> SendWindow<T> {
     }
 
     /// Handles a packet of a response, which acknowledges its request and all requests in front of it (IBA 9.7.5.1.2).
-    pub fn handle_response(&mut self, psn: Psn) -> Response<'_, T> {
+    /// `is_end` is whether it is the last one of what was requested.
+    pub fn handle_response(&mut self, psn: Psn, is_end: bool) -> Response<'_, T> {
         if !self.is_in_flight(psn) {
             return Response::Unexpected;
         }
         let Some((at, index)) = self.response_at(psn) else { return Response::Unexpected };
+        if is_end && self.inquired.take_if(|inquired| *inquired == psn).is_some() {
+            self.lose_response(at);
+        }
         if self.entries[at].received.has(index) {
             return Response::Unexpected;
         }
@@ -989,53 +999,67 @@ impl<T> SendWindow<T> {
     /// The first probe is one packet: the last one that was sent, or a request for the last packet of a response. A peer
     /// that has received everything answers it as a duplicate (IBA 9.7.5.1.5), and any other says which packets it
     /// misses. A peer that is only slow gets no other packet twice. The next probe without progress takes all packets
-    /// for lost that the peer neither has acknowledged nor holds, and all gaps of responses. If the peer has no
-    /// selective acknowledgements, each probe is one packet, because that peer would get everything once more each time
-    /// that it is slow. Each second one is the oldest packet then: a peer says only once that a packet is missing, and
-    /// that answer may be lost. With that, the gap of a response that was requested last is requested again.
+    /// for lost that the peer neither has acknowledged nor holds, and all gaps of responses.
+    ///
+    /// A peer without selective acknowledgements gets an [inquiry](Self::inquiry) each time, because that peer would get
+    /// everything once more each time that it is slow.
     pub fn handle_probe_timeout(&mut self) {
-        let is_oldest = !self.is_selective && !self.probe.is_even();
-        if is_oldest {
-            self.lose_request_for_gap();
+        if self.is_selective {
+            let probe = self.last_request().or_else(|| self.last_response());
+            self.tail_probe = probe.filter(|_| self.probe.is_first());
+            if self.tail_probe.is_none() {
+                self.lose_all();
+            }
+        } else {
+            self.tail_probe = self.inquiry();
         }
-        let oldest = if is_oldest { self.oldest_request() } else { None };
-        let probe = oldest.or_else(|| self.last_request()).or_else(|| self.last_response());
-        self.tail_probe = probe.filter(|_| !self.is_selective || self.probe.is_first());
         self.probe.again();
-        if self.is_selective && self.tail_probe.is_none() {
-            if self.span() != 0 && !self.flow.is_marked() {
-                self.cwnd.lose_all(self.acked_or_complete(), self.snd_max);
-            }
-            self.high_rxt = self.acked;
-            self.lost_below = self.snd_nxt;
-            self.lose_responses();
-        }
     }
 
-    /// Takes the request for the gap of a response for lost that was sent last, if the gap is not filled.
-    fn lose_request_for_gap(&mut self) {
-        for entry in &mut self.entries {
-            let complete = entry.received.complete();
-            if complete < entry.requested_below {
-                (entry.requested_below, self.has_gaps) = (complete, true);
-                return;
-            }
+    /// Takes all packets for lost that the peer neither has acknowledged nor holds, and all gaps of responses.
+    fn lose_all(&mut self) {
+        if self.span() != 0 && !self.flow.is_marked() {
+            self.cwnd.lose_all(self.acked_or_complete(), self.snd_max);
         }
+        self.high_rxt = self.acked;
+        self.lost_below = self.snd_nxt;
+        self.lose_responses();
     }
 
-    /// Returns the PSN of the oldest packet that is not acknowledged, unless it asks for many packets.
-    fn oldest_request(&self) -> Option<Psn> {
-        let entry = self.entries.get(self.at(self.acked))?;
-        let is_one = !entry.kind.has_response || entry.packets == 1;
-        (is_one && self.acked.is_before(self.snd_max)).then_some(self.acked)
+    /// Returns the packet that tells whether a peer without selective acknowledgements is only slow: the last or the
+    /// oldest packet that is not acknowledged, by turns, because a peer says only once that a packet is missing, and
+    /// that answer may be lost; otherwise a request for the first missing packet of a response.
+    ///
+    /// That packet arrives behind all that the peer has sent before, so the packets behind it that have not arrived are
+    /// lost. The last packet would tell the same, but a peer such as rxe then forgets what is in front of it.
+    fn inquiry(&self) -> Option<Psn> {
+        let is_turn = |psn: &Psn| self.may_repeat(*psn);
+        let oldest = Some(self.acked).filter(|_| !self.probe.is_even()).filter(is_turn);
+        let request = oldest.or_else(|| self.last_request().filter(is_turn));
+        request.or_else(|| self.first_missing())
+    }
+
+    /// Returns whether a packet is not acknowledged, and no more than a packet answers it. A READ of many packets is
+    /// repeated once, by the third probe, before the time for an answer is over.
+    fn may_repeat(&self, psn: Psn) -> bool {
+        let Some(entry) = self.entries.get(self.at(psn)) else { return false };
+        let is_one = !entry.kind.has_response || entry.packets == 1 || self.probe.is_third();
+        is_one && psn.is_before(self.snd_max) && !psn.is_before(self.acked)
+    }
+
+    /// Returns the PSN of the first missing packet of the oldest response to a request that is acknowledged.
+    fn first_missing(&self) -> Option<Psn> {
+        let is_due =
+            |entry: &&Entry<T>| entry.awaits_response() && entry.first.is_before(self.acked);
+        let entry = self.entries.iter().find(is_due)?;
+        Some(entry.first.plus(entry.received.complete()))
     }
 
     /// Returns the PSN of the last packet that was sent, unless the peer has acknowledged or holds it.
     fn last_request(&self) -> Option<Psn> {
         let last = self.snd_max.minus(1);
         let entry = self.entries.get(self.at(last))?;
-        // A peer without selective acknowledgements repeats one packet of a response, and not all of them.
-        let psn = if entry.kind.has_response && self.is_selective { entry.first } else { last };
+        let psn = if entry.kind.has_response { entry.first } else { last };
         let (from, sack) = &self.scoreboard;
         let is_held =
             u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance));
@@ -1050,6 +1074,13 @@ impl<T> SendWindow<T> {
         let entry = self.entries.iter().rev().find(is_due)?;
         let last = entry.packets - 1;
         entry.received.missing(last..entry.packets).map(|_| entry.first.plus(last))
+    }
+
+    /// Marks all that is missing of a response as lost, so that it is requested again.
+    fn lose_response(&mut self, at: usize) {
+        let entry = &mut self.entries[at];
+        entry.requested_below = entry.received.complete();
+        self.has_gaps |= entry.lose(entry.packets);
     }
 
     /// Marks the gaps of responses to acknowledged requests as lost, so that they are requested again.
@@ -1234,7 +1265,10 @@ mod tests {
         window.push((), 100, Kind { has_response: true, ..Kind::default() });
         sends(&mut window);
         let come = |window: &mut SendWindow<()>, psn: u32| {
-            assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
+            assert!(matches!(
+                window.handle_response(Psn::new(psn), false),
+                Response::Missing((), _)
+            ));
             window.accept_response(Psn::new(psn));
         };
         (0..40).for_each(|psn| come(&mut window, psn));
@@ -1384,7 +1418,10 @@ mod tests {
                 window.transmitted();
             }
             for psn in (0..512).filter(|psn| psn % 512 % lost != 0) {
-                assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
+                assert!(matches!(
+                    window.handle_response(Psn::new(psn), false),
+                    Response::Missing((), _)
+                ));
                 window.accept_response(Psn::new(psn));
             }
             window.responses.packets()
@@ -1404,7 +1441,10 @@ mod tests {
             if psn == 1 {
                 window.handle_probe_timeout();
             }
-            assert!(matches!(window.handle_response(Psn::new(psn)), Response::Missing((), _)));
+            assert!(matches!(
+                window.handle_response(Psn::new(psn), false),
+                Response::Missing((), _)
+            ));
             window.accept_response(Psn::new(psn));
         }
         let due = |window: &SendWindow<()>| {
@@ -1442,7 +1482,7 @@ mod tests {
         let kind = Kind { has_response: true, ..Kind::default() };
         (0..4).for_each(|number| window.push(number, 1, kind));
         (0..2).for_each(|_| window.transmitted());
-        assert!(matches!(window.handle_response(Psn::new(1)), Response::Missing(1, 0)));
+        assert!(matches!(window.handle_response(Psn::new(1), false), Response::Missing(1, 0)));
         window.accept_response(Psn::new(1));
         assert_eq!(
             window.poll_transmit(2).map(|due| due.psn),

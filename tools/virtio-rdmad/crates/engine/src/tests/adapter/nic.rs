@@ -40,6 +40,9 @@ pub struct Habits {
     pub writes_only: bool,
     /// All packets have the bit by which switches tell packets of adaptive routing, and all other reserved bits.
     pub sets_reserved_bits: bool,
+    /// The responder keeps of a READ only what is behind the beginning of the part that was asked for last, as rxe
+    /// does.
+    pub forgets_parts: bool,
 }
 
 impl Default for Habits {
@@ -53,6 +56,7 @@ impl Default for Habits {
             retires_by_msn: false,
             writes_only: false,
             sets_reserved_bits: false,
+            forgets_parts: false,
         }
     }
 }

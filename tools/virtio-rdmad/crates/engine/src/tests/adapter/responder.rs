@@ -28,6 +28,8 @@ pub struct Responder {
     pub received: Vec<(Vec<u8>, Option<[u8; 4]>)>,
     /// The message whose first packet has come: SENDs collect their data, WRITEs have the address of the next byte.
     message: Option<Message>,
+    /// The READs that may be asked for again.
+    reads: VecDeque<Read>,
     /// The atomics that were done, with what they found.
     atomics: Vec<(Psn, u64)>,
     pub answers: VecDeque<Answer>,
@@ -40,7 +42,20 @@ pub struct Responder {
     /// The number of packets that came early, and of those that came twice.
     pub early: u64,
     pub duplicates: u64,
+    /// The number of requests for a part of a READ that the responder has forgotten.
+    pub forgotten: u64,
 }
+
+/// A READ that was answered: its first PSN, the PSN behind its last one, and the part of it that is kept.
+struct Read {
+    first: Psn,
+    end: Psn,
+    va: u64,
+    len: u64,
+}
+
+/// The most READs that a responder keeps.
+const MOST_READS: usize = 16;
 
 enum Message {
     Send(Vec<u8>),
@@ -58,6 +73,7 @@ impl Responder {
             receives: VecDeque::new(),
             received: Vec::new(),
             message: None,
+            reads: VecDeque::new(),
             atomics: Vec::new(),
             answers: VecDeque::new(),
             has_failed: false,
@@ -65,6 +81,7 @@ impl Responder {
             rnr_naks: 0,
             early: 0,
             duplicates: 0,
+            forgotten: 0,
         }
     }
 
@@ -131,7 +148,8 @@ impl Responder {
     fn repeat(&mut self, packet: &Packet<'_>) {
         let bth = &packet.headers.bth;
         match bth.opcode.operation() {
-            Operation::ReadRequest => self.read(packet),
+            Operation::ReadRequest if self.keeps(packet) => self.read(packet),
+            Operation::ReadRequest => self.forgotten += 1,
             Operation::FetchAdd => {
                 let found = self.atomics.iter().find(|(psn, _)| *psn == bth.psn);
                 if let Some((psn, original)) = found.copied() {
@@ -141,6 +159,19 @@ impl Responder {
             // The last packet that was received is acknowledged (IBA C9-105).
             _ => self.acknowledge(self.expected.minus(1)),
         }
+    }
+
+    /// Returns whether a part of a READ is kept that is asked for again.
+    fn keeps(&mut self, packet: &Packet<'_>) -> bool {
+        let (psn, reth) = (packet.headers.bth.psn, packet.headers.extended.reth.unwrap());
+        let is_it = |read: &&mut Read| !psn.is_before(read.first) && psn.is_before(read.end);
+        let Some(read) = self.reads.iter_mut().find(is_it) else { return false };
+        let (va, len) = (reth.va, u64::from(reth.dma_len));
+        let is_kept = va >= read.va && len <= read.len && va + len <= read.va + read.len;
+        if is_kept && self.habits.forgets_parts {
+            read.va = va;
+        }
+        is_kept
     }
 
     fn execute(&mut self, packet: &Packet<'_>) {
@@ -190,6 +221,9 @@ impl Responder {
                 }
                 self.msn = self.msn.next();
                 self.expected = bth.psn.plus((reth.dma_len as usize).div_ceil(MTU).max(1) as u32);
+                let (first, end) = (bth.psn, self.expected);
+                self.reads.push_back(Read { first, end, va: reth.va, len: reth.dma_len.into() });
+                self.reads.drain(..self.reads.len().saturating_sub(MOST_READS));
                 return self.read(packet);
             }
             Operation::FetchAdd => {

@@ -373,7 +373,7 @@ impl Sender<'_> {
                 window.handle_sack(psn, sack);
                 window.measure_held(self.hca.clock().now());
             }
-            operation => match window.handle_response(psn) {
+            operation => match window.handle_response(psn, is_end(packet)) {
                 Response::Missing(wqe, index) => {
                     match self.take_response(wqe, index, mtu, operation, packet, round) {
                         Ok(()) => window.accept_response(psn),
@@ -511,6 +511,11 @@ fn is_expected(window: &SendWindow<SendWqe>, packet: &Packet<'_>) -> bool {
     };
     let is_update = opcode.operation() == Op::Acknowledge && window.is_credit_update(psn);
     window.is_in_flight(psn) || is_update && tells_credits()
+}
+
+/// Returns whether a packet of a response is the last one of what was requested.
+fn is_end(packet: &Packet<'_>) -> bool {
+    matches!(packet.headers.bth.opcode.position(), Position::Last | Position::Only)
 }
 
 /// Returns the status of a work request that was refused; `None` if its packets are
