@@ -72,7 +72,8 @@ impl World {
 
     /// Does what the plan says, until nothing is left to be done.
     pub fn run(&mut self) -> Verdict {
-        self.run_for(200_000)
+        // A requester with the shortest time for an answer looks for a frozen peer each 8 us, for up to some seconds.
+        self.run_for(1_000_000)
     }
 
     /// Does what the plan says, in so many steps at most.
