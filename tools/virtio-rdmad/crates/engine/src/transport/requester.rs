@@ -93,7 +93,7 @@ impl Sender<'_> {
             if requester.window.is_none() {
                 return visit;
             }
-        } else if self.qp.state() == QpState::Rts {
+        } else if matches!(self.qp.state(), QpState::Rts | QpState::Sqd) {
             self.expire(requester, round);
         }
         let visit = self.send(requester, round);

@@ -106,6 +106,31 @@ fn credits_are_obeyed() {
     assert!(bench.nic.responder.received.iter().all(|(data, _)| *data == sent));
 }
 
+/// A QP whose send queue drains still repairs losses, and gives up as one in RTS does.
+#[test]
+fn losses_are_repaired_while_a_queue_drains() {
+    for is_gone in [false, true] {
+        let mut bench = Bench::with(Habits::default(), |guest| guest.retry_cnt = 1);
+        let mut count = 0;
+        bench.link.lose(move |to, _| {
+            count += u32::from(to == To::Adapter);
+            to == To::Adapter && (is_gone || count == 2)
+        });
+        let sent = bench.guest.fill(DATA, 2000, 7);
+        bench.post(1, VIRTIO_RDMA_WR_RDMA_WRITE, 2000, 0);
+        bench.step();
+        bench.guest.set_state(bench.end.qpn, VIRTIO_RDMA_QPS_SQD).unwrap();
+        let (cqe, time) = bench.completion();
+        if is_gone {
+            assert_eq!((cqe.0, cqe.1), (1, VIRTIO_RDMA_WC_RETRY_EXC_ERR));
+        } else {
+            assert_eq!((cqe.0, cqe.1), (1, OK));
+            assert!(time < SOON + Duration::from_millis(10), "{time:?}");
+            assert!(bench.nic.responder.memory[..2000] == sent);
+        }
+    }
+}
+
 /// Writes, reads or adds, loses the first packet for which a function says so, and returns how long it takes.
 fn with_a_loss(
     habits: Habits,
