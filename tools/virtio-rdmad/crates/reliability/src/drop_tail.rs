@@ -360,8 +360,7 @@ impl Simulation {
             }
         }
         if window.take_progress() {
-            (window.timeout_at, window.probe_at) = (None, None);
-            window.probe.done(window.acked(), self.now);
+            window.handle_progress(self.now);
         }
         while window.poll_completed().is_some() {}
     }

@@ -27,20 +27,24 @@
 //! # The contract of a requester
 //! The caller does the following, in this order, whenever a packet arrives, a timer expires, or a message is posted:
 //!
-//! 1. **What has happened.** A packet that is not [under way](SendWindow::is_in_flight) is dropped. For another one,
-//!    the caller calls [`SendWindow::handle_ack`] for an acknowledgement, [`SendWindow::handle_sack`] for a selective
-//!    one, and for a NAK of a sequence error `handle_ack` for the PSN in front of it and [`SendWindow::handle_nak`].
+//! 1. **What has happened.** A packet that is not [under way](SendWindow::is_in_flight) is dropped, unless it
+//!    [tells of receives](SendWindow::is_credit_update). For another one, the caller calls
+//!    [`SendWindow::handle_credits`] if it tells of receives, [`SendWindow::handle_ack`] for an acknowledgement,
+//!    [`SendWindow::handle_sack`] and [`SendWindow::measure_held`] for a selective one, and for a NAK of a sequence error `handle_ack` for the PSN in front of it and [`SendWindow::handle_nak`].
 //!    For a packet of a response it calls [`SendWindow::handle_response`], writes the payload to memory, and calls
 //!    [`SendWindow::accept_response`]. When [`SendWindow::timeout_at`] is over it calls [`SendWindow::handle_timeout`],
-//!    and when [`SendWindow::probe_at`] is over [`SendWindow::handle_probe_timeout`]. For a message it asks
+//!    when [`SendWindow::probe_at`] is over [`SendWindow::handle_probe_timeout`], and when [`SendWindow::credit_at`] is
+//!    over [`SendWindow::lend_credit`]. For a message it asks
 //!    [`SendWindow::has_room`] and calls [`SendWindow::push`].
-//! 2. **Progress.** If [`SendWindow::take_progress`] says so, the caller renews its retries and forgets both timers.
+//! 2. **Progress.** If [`SendWindow::take_progress`] says so, the caller renews its retries, and calls
+//!    [`SendWindow::handle_progress`].
 //! 3. **Completions.** [`SendWindow::poll_completed`] returns each message that is complete, in order.
-//! 4. **Packets.** As long as [`SendWindow::poll_transmit`] returns a packet and [`Flow::wait`] lets the packet pass,
+//! 4. **Packets.** The caller calls [`SendWindow::set_mtu`]. As long as [`SendWindow::poll_transmit`] returns a packet and [`Flow::wait`] lets the packet pass,
 //!    the caller sends the packet, and calls [`SendWindow::transmitted`] and [`Flow::sent`]. It sends a question for
 //!    selective acknowledgements if [`SendWindow::poll_sack_question`] returns one.
 //! 5. **Timers.** If [`SendWindow::awaits_answer`] says that an answer is due and no timer runs, the caller sets
-//!    `timeout_at` by the time-out of the connection, and `probe_at` by [`Probe::delay`].
+//!    `timeout_at` by the time-out of the connection, and `probe_at` by [`SendWindow::probe_delay`]. It sets `credit_at`
+//!    by that as well, as long as [`SendWindow::lacks_credit`] says so.
 //!
 //! Calls of step 1 may be repeated before the other steps. None of the steps allocates memory by a number that a peer
 //! has chosen.

@@ -5,8 +5,8 @@
 //! No later packet shows the loss of the last packets of a burst, and the time for an answer, which the consumer sets,
 //! is mostly some 100 ms. So the requester measures how long answers take (RFC 6298). After a few times as long it
 //! sends the last packet again, for which the peer answers with the packets that it misses; if no answer arrives, the
-//! requester takes all packets for lost (as TCP does: RFC 8985, section 7). A probe is no retry of the consumer, and
-//! the time for an answer goes on.
+//! requester takes all packets for lost (as TCP does: RFC 8985, section 7). A peer without selective acknowledgements is
+//! asked by one packet each time instead. A probe is no retry of the consumer, and the time for an answer goes on.
 
 use std::time::{Duration, Instant};
 

@@ -421,6 +421,19 @@ impl<T> SendWindow<T> {
         self.offer.is_due |= self.may_ask_for_sack();
     }
 
+    /// Handles progress, of which [`Self::take_progress`] tells: the timers begin again, and the time of an answer is
+    /// measured. The data of a response that comes slowly is no answer to the [inquiry](Self::inquiry) about it, so the
+    /// next inquiry comes later than this one.
+    pub fn handle_progress(&mut self, now: Instant) {
+        (self.timeout_at, self.probe_at) = (None, None);
+        let acked = self.acked;
+        if self.inquired.is_none() {
+            self.probe.done(acked, now);
+        } else {
+            self.probe.measure(now, |measured| measured.is_before(acked));
+        }
+    }
+
     /// Returns the delay of the next probe.
     pub fn probe_delay(&self) -> Duration {
         self.probe.delay(!self.is_selective)
@@ -541,7 +554,7 @@ impl<T> SendWindow<T> {
         if entry.kind.is_fenced && index == 0 && before.clone().any(Entry::awaits_response) {
             return None;
         }
-        if index == 0 && !self.has_credit(at) {
+        if index == 0 && !self.snd_nxt.is_before(self.snd_max) && !self.has_credit(at) {
             return None;
         }
         let (ack_request, may_go) = if entry.kind.has_response {
@@ -639,9 +652,16 @@ impl<T> SendWindow<T> {
         if !self.snd_nxt.is_after(far) {
             return;
         }
-        // A response is requested as a whole.
+        // A response is requested as a whole, if the peer does not hold the request.
         let entry = self.entries.get(self.at(far)).filter(|entry| entry.kind.has_response);
-        self.snd_nxt = later(entry.map_or(far, |entry| entry.first), self.acked_or_complete());
+        let psn = match entry {
+            Some(entry) if self.holds(entry.first) => entry.end(),
+            Some(entry) => entry.first,
+            None => far,
+        };
+        if psn.is_before(self.snd_nxt) {
+            self.snd_nxt = later(psn, self.acked_or_complete());
+        }
     }
 
     /// Measures the time of an answer if the peer holds the packet whose answer is measured.
@@ -742,7 +762,9 @@ impl<T> SendWindow<T> {
     /// Returns whether the peer has a receive for the message at this place, as far as it tells.
     fn has_credit(&self, at: usize) -> bool {
         let Some(Credit { from, messages }) = self.credit else { return true };
-        let takes = |entry: &&Entry<T>| entry.kind.takes_receive && !entry.first.is_before(from);
+        // A message of which the peer has a part counts as well: the peer counts the messages behind those that are done
+        // (MSN).
+        let takes = |entry: &&Entry<T>| entry.kind.takes_receive && entry.end().is_after(from);
         let entry = self.entries.get(at).filter(|entry| entry.kind.takes_receive);
         entry.is_none() || (self.entries.range(..at).filter(takes).count() as u64) < messages.into()
     }
@@ -764,7 +786,14 @@ impl<T> SendWindow<T> {
             return;
         }
         self.credit = messages.map(|messages| Credit { from, messages: messages.into() });
-        self.credit_at = None;
+    }
+
+    /// Counts the receive that a message has taken of which the peer has not told yet, and forgets the message.
+    fn spend_credit(&mut self, end: Psn, takes_receive: bool) {
+        if let Some(credit) = self.credit.as_mut().filter(|credit| end.is_after(credit.from)) {
+            credit.from = end;
+            credit.messages = credit.messages.saturating_sub(takes_receive.into());
+        }
     }
 
     /// Takes the peer for one that counts its receives until it says otherwise, because the consumer relies on that: of
@@ -982,7 +1011,7 @@ impl<T> SendWindow<T> {
         self.scoreboard = (self.acked, SackEth::default());
         (self.high_rxt, self.rxt_snd_max, self.lost_below) = (self.acked, self.acked, self.acked);
         self.cwnd.losses.counted_below = None;
-        self.tail_probe = None;
+        (self.tail_probe, self.inquired) = (None, None);
         (self.timeout_at, self.probe_at) = (None, None);
         self.lose_responses();
     }
@@ -1021,6 +1050,8 @@ impl<T> SendWindow<T> {
         if self.span() != 0 && !self.flow.is_marked() {
             self.cwnd.lose_all(self.acked_or_complete(), self.snd_max);
         }
+        // What the peer cannot hold is sent as the window allows.
+        self.go_back_to_held();
         self.high_rxt = self.acked;
         self.lost_below = self.snd_nxt;
         self.lose_responses();
@@ -1033,9 +1064,10 @@ impl<T> SendWindow<T> {
     /// That packet arrives behind all that the peer has sent before, so the packets behind it that have not arrived are
     /// lost. The last packet would tell the same, but a peer such as rxe then forgets what is in front of it.
     fn inquiry(&self) -> Option<Psn> {
-        let is_turn = |psn: &Psn| self.may_repeat(*psn);
-        let oldest = Some(self.acked).filter(|_| !self.probe.is_even()).filter(is_turn);
-        let request = oldest.or_else(|| self.last_request().filter(is_turn));
+        let oldest = if self.probe.is_even() { None } else { Some(self.acked) };
+        let may_repeat = |psn: &Psn| self.may_repeat(*psn);
+        let request = oldest.filter(may_repeat);
+        let request = request.or_else(|| self.last_request().filter(may_repeat));
         request.or_else(|| self.first_missing())
     }
 
@@ -1055,15 +1087,19 @@ impl<T> SendWindow<T> {
         Some(entry.first.plus(entry.received.complete()))
     }
 
-    /// Returns the PSN of the last packet that was sent, unless the peer has acknowledged or holds it.
+    /// Returns the PSN of the packet that was sent last, also where older ones are sent again, unless the peer has
+    /// acknowledged or holds it.
     fn last_request(&self) -> Option<Psn> {
-        let last = self.snd_max.minus(1);
+        let last = self.snd_nxt.minus(1);
         let entry = self.entries.get(self.at(last))?;
         let psn = if entry.kind.has_response { entry.first } else { last };
+        (!psn.is_before(self.acked) && !self.holds(psn)).then_some(psn)
+    }
+
+    /// Returns whether the last selective acknowledgement says that the peer holds a packet.
+    fn holds(&self, psn: Psn) -> bool {
         let (from, sack) = &self.scoreboard;
-        let is_held =
-            u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance));
-        (!psn.is_before(self.acked) && !is_held).then_some(psn)
+        u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance))
     }
 
     /// Returns the PSN of the last packet of the last response to a request that is acknowledged, unless this packet
@@ -1098,7 +1134,8 @@ impl<T> SendWindow<T> {
     }
 
     /// Handles a NAK that says that a packet is missing: goes back, unless that was done before and nothing was
-    /// acknowledged since. A peer that misses the same packet again gets it when the time for an answer is over.
+    /// acknowledged since. A peer that misses the same packet again gets it by a probe, or when the time for an answer is
+    /// over.
     pub fn handle_nak(&mut self) {
         if !self.went_back {
             self.lose(self.acked_or_complete(), true);
@@ -1119,6 +1156,8 @@ impl<T> SendWindow<T> {
         self.with_response -= usize::from(entry.kind.has_response);
         self.snd_una = later(self.snd_una, entry.end());
         self.end_tail_probe();
+        self.inquired = self.inquired.filter(|psn| !psn.is_before(self.snd_una));
+        self.spend_credit(entry.end(), entry.kind.takes_receive);
         if self.snd_una.is_after(self.acked) {
             // The message has failed, so nothing of it is sent any more.
             self.acked = self.snd_una;
@@ -1395,6 +1434,85 @@ mod tests {
         window.handle_ack(first.plus(511));
         assert_eq!(sends(&mut window).0, 256);
         assert_eq!((window.snd_nxt, window.snd_max), (first.plus(768), end));
+    }
+
+    /// A peer that says nothing is sent no more at once than it can hold.
+    #[test]
+    fn silence_on_a_long_path_sends_again_what_the_peer_can_hold() {
+        let (mut window, start) = (used(), Instant::now());
+        window.probe.sent(window.acked, start);
+        window.probe.done(window.acked.plus(1), start + Duration::from_millis(2));
+        window.set_mtu(1024);
+        for _ in 0..4 {
+            window.handle_ack(window.snd_max.minus(1));
+            sends(&mut window);
+        }
+        let first = window.acked;
+        assert_eq!(window.snd_max, first.plus(1024));
+        window.handle_probe_timeout();
+        assert_eq!(sends(&mut window).0, 1, "the last one");
+        window.handle_probe_timeout();
+        assert_eq!((sends(&mut window).0, window.snd_nxt), (256, first.plus(256)));
+        // The next probe is about what was sent last.
+        window.handle_ack(first.plus(9));
+        window.handle_progress(start);
+        window.handle_probe_timeout();
+        assert_eq!(window.poll_transmit(1).map(|due| due.psn), Some(first.plus(255)));
+    }
+
+    #[test]
+    fn a_request_that_the_peer_holds_is_not_repeated() {
+        for is_held in [false, true] {
+            let mut window = SendWindow::new(Psn::new(0));
+            window.is_selective = true;
+            window.push((), 10, Kind::default());
+            window.push((), 400, Kind { has_response: true, ..Kind::default() });
+            window.push((), 5, Kind::default());
+            sends(&mut window);
+            let mut sack = SackEth::default();
+            (1..=10).filter(|at| is_held || *at != 10).for_each(|distance| sack.set(distance));
+            window.handle_sack(Psn::new(0), sack);
+            assert_eq!(window.snd_nxt, Psn::new(if is_held { 410 } else { 10 }));
+        }
+    }
+
+    /// A message that was sent once is sent again whatever the peer says of its receives.
+    #[test]
+    fn what_is_sent_again_needs_no_credit() {
+        let mut window = SendWindow::new(Psn::new(0));
+        window.expect_credits();
+        let kind = Kind { takes_receive: true, ..Kind::default() };
+        (0..3).for_each(|_| window.push((), 1, kind));
+        assert_eq!(sends(&mut window).0, 1);
+        window.handle_credits(Psn::new(0).minus(1), Some(0));
+        assert_eq!(sends(&mut window).0, 0);
+        window.go_back();
+        assert_eq!(sends(&mut window).0, 1);
+        assert!(!window.lacks_credit(), "an answer is due");
+        window.handle_ack(Psn::new(0));
+        assert!(window.poll_completed().is_some() && window.lacks_credit());
+        window.lend_credit();
+        assert_eq!(sends(&mut window).0, 1);
+    }
+
+    /// A message counts until the peer says that it is done, and no longer, whatever acknowledges it.
+    #[test]
+    fn messages_that_are_done_have_taken_their_receives() {
+        let mut window = SendWindow::new(Psn::new(0xff_fffe));
+        let kind = Kind { takes_receive: true, ..Kind::default() };
+        (0..6).for_each(|_| window.push((), 3, kind));
+        window.handle_credits(Psn::new(0xff_fffd), Some(3));
+        assert_eq!(sends(&mut window).0, 9);
+        // The second message is under way at the peer, which has told of none but the one behind it.
+        window.handle_credits(Psn::new(2), Some(2));
+        window.handle_ack(Psn::new(2));
+        assert!(window.poll_completed().is_some());
+        assert_eq!(sends(&mut window).0, 0);
+        window.handle_ack(Psn::new(6));
+        while window.poll_completed().is_some() {}
+        assert_eq!((sends(&mut window).0, window.lacks_credit()), (0, true));
+        window.handle_credits(Psn::new(6), Some(1));
+        assert_eq!(sends(&mut window).0, 3);
     }
 
     #[test]

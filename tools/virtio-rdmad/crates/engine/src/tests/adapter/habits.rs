@@ -106,6 +106,43 @@ fn credits_are_obeyed() {
     assert!(bench.nic.responder.received.iter().all(|(data, _)| *data == sent));
 }
 
+/// READs between SENDs acknowledge them as well, and tell of receives. Most acknowledgements of SENDs are lost, and
+/// receives are posted late.
+#[test]
+fn credits_are_obeyed_whatever_acknowledges() {
+    let habits = Habits { gives_credits: true, ..Habits::default() };
+    let mut bench = Bench::with(habits, |guest| guest.rnr_retry = 0);
+    let (mut last, mut count) = (None, 0);
+    bench.link.lose(move |to, headers| {
+        let bth = &headers.bth;
+        let is_first = to == To::Guest
+            && bth.opcode.operation() == Operation::Acknowledge
+            && last.replace(bth.psn) != Some(bth.psn);
+        count += u32::from(is_first);
+        is_first && count % 3 != 0
+    });
+    bench.nic.responder.post_receives(2, 3000);
+    let sent = bench.guest.fill(DATA, 2500, 3);
+    bench.nic.responder.memory[..8].copy_from_slice(&sent[..8]);
+    let (mut posted, mut done) = (0, 0);
+    while done < 60 {
+        while posted < 60 && posted - done < 16 {
+            let (opcode, len) = [(VIRTIO_RDMA_WR_SEND, 2500), (VIRTIO_RDMA_WR_RDMA_READ, 8)]
+                [usize::from(posted % 3 == 2)];
+            bench.post(posted, opcode, len, 0);
+            posted += 1;
+        }
+        bench.run_for(Duration::from_micros(100));
+        while let Some((wr_id, status, _)) = bench.poll() {
+            assert_eq!((wr_id, status), (done, OK));
+            done += 1;
+        }
+        bench.nic.responder.post_receives(1, 3000);
+    }
+    assert_eq!(bench.nic.responder.rnr_naks, 0);
+    assert!(bench.nic.responder.received.iter().all(|(data, _)| *data == sent));
+}
+
 /// A QP whose send queue drains still repairs losses, and gives up as one in RTS does.
 #[test]
 fn losses_are_repaired_while_a_queue_drains() {
@@ -129,6 +166,18 @@ fn losses_are_repaired_while_a_queue_drains() {
             assert!(bench.nic.responder.memory[..2000] == sent);
         }
     }
+}
+
+/// The data of a READ may come slowly. The peer is not asked for each packet that it has on the way.
+#[test]
+fn a_response_that_comes_slowly_is_not_asked_for_again() {
+    let mut bench = Bench::new(Habits { line_rate: 1_000_000, ..Habits::default() });
+    let len = 256 << 10;
+    bench.post(1, VIRTIO_RDMA_WR_RDMA_READ, len, 0);
+    let (cqe, _) = bench.completion();
+    assert_eq!((cqe.0, cqe.1), (1, OK));
+    let again = bench.nic.responder.duplicates;
+    assert!(again <= 8, "{again} requests besides the one");
 }
 
 /// Writes, reads or adds, loses the first packet for which a function says so, and returns how long it takes.

@@ -82,6 +82,15 @@ impl Bench {
         self.clock.now() - start
     }
 
+    /// Goes on for so long.
+    fn run_for(&mut self, time: Duration) {
+        let end = self.clock.now() + time;
+        while let Some(next) = self.step().filter(|next| *next < end) {
+            self.clock.advance_to(next);
+        }
+        self.clock.advance_to(end);
+    }
+
     /// Goes on until neither end has anything to do any more.
     fn settle(&mut self) {
         while let Some(next) = self.step() {

@@ -373,24 +373,29 @@ impl Sender<'_> {
                 window.handle_sack(psn, sack);
                 window.measure_held(self.hca.clock().now());
             }
-            operation => match window.handle_response(psn, is_end(packet)) {
-                Response::Missing(wqe, index) => {
-                    match self.take_response(wqe, index, mtu, operation, packet, round) {
-                        Ok(()) => window.accept_response(psn),
-                        Err(status) if window.is_of_oldest(psn) => failure = Some(status),
-                        // It comes again when its work request is the oldest, which then fails.
-                        Err(_) => {}
+            operation => {
+                let aeth = packet.headers.extended.aeth.as_ref();
+                if let Some(Syndrome::Ack(credits)) = aeth.map(|aeth| aeth.syndrome) {
+                    window.handle_credits(psn, credits.messages());
+                }
+                match window.handle_response(psn, is_end(packet)) {
+                    Response::Missing(wqe, index) => {
+                        match self.take_response(wqe, index, mtu, operation, packet, round) {
+                            Ok(()) => window.accept_response(psn),
+                            Err(status) if window.is_of_oldest(psn) => failure = Some(status),
+                            // It comes again when its work request is the oldest, which then fails.
+                            Err(_) => {}
+                        }
+                    }
+                    Response::Unexpected => {
+                        self.hca.stats.add(Counter::UnexpectedAnswers, 1);
                     }
                 }
-                Response::Unexpected => {
-                    self.hca.stats.add(Counter::UnexpectedAnswers, 1);
-                }
-            },
+            }
         }
         // Only progress renews the retries: a peer that answers and does nothing must not be asked for ever.
         if window.take_progress() {
-            (window.timeout_at, window.probe_at) = (None, None);
-            window.probe.done(window.acked(), self.hca.clock().now());
+            window.handle_progress(self.hca.clock().now());
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
         }
