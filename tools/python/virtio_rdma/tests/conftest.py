@@ -165,7 +165,7 @@ def changes():
 def network(request, platform, path, title, changes, results):
     """Guests and their device, as the marker "network" says. They boot once for a class of tests."""
     marker = dict(request.node.get_closest_marker("network").kwargs)
-    kind, known = marker.pop("kind", guests.Network), marker.pop("known", networks.is_of_racing_reset)
+    kind, known = marker.pop("kind", guests.Network), marker.pop("known", networks.is_of_kernel)
     count, breaks = marker.pop("guests", 1), marker.pop("breaks", {})
     no_rings = () if path == "rings" else tuple(range(1, count + 1))
     options = platform.options(guests=count, no_rings=no_rings, **marker, **changes)
