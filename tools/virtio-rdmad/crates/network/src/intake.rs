@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The frames that come over the uplink of a network, and the thread that takes them in.
+//! The frames that come over a lane of the uplink of a network, and the thread that takes them in.
 //!
 //! A worker that serves a guest of the network does so: then a packet reaches its QP without the wake-up
 //! of another thread. While no worker wants it, and while more comes than a worker can take in beside the
 //! work of its guests, the thread of the network's [`Switch`] does. So a flood of packets takes no time
 //! of the guests.
+//!
+//! Each lane has an intake. A worker that serves a guest whose lane it is comes before workers of other guests, so that
+//! a packet tends to be taken in by the thread that needs it.
+//!
+//! The packets of a connection keep their order, also when the holder changes. They come over one lane, whoever takes
+//! them in has the lock of its room until they are in the inbox of the guest, and the inbox keeps their order.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +21,7 @@ use engine::Fabric;
 use rustix::io::Errno;
 use scheduler::Waker;
 
+use crate::forwarding::Mac;
 use crate::switch::Switch;
 use crate::uplink::{Room, Uplink, UplinkCounter};
 
@@ -37,14 +44,18 @@ pub enum Found {
     Part,
 }
 
-/// The intake of a network.
+/// The intake of a lane.
 pub struct Intake {
     uplink: Arc<Uplink>,
+    /// The index of the lane.
+    lane: usize,
     switch: Arc<Switch>,
     fabric: Arc<Fabric>,
     /// The index of the worker that takes frames in, or [`THREAD`].
     holder: AtomicUsize,
-    /// Room for a frame. Whoever takes frames in has it locked, so frames keep their order when the
+    /// The number of guests that workers serve and whose lane it is.
+    guests: AtomicUsize,
+    /// Room for frames. Whoever takes frames in has it locked, so frames keep their order when the
     /// holder changes.
     room: Mutex<Room>,
     /// Tells the thread of the switch that the intake is its own again.
@@ -52,20 +63,50 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// Makes the intake of a switch that has this uplink. The thread of the switch has it.
-    pub fn new(
-        switch: Arc<Switch>,
-        uplink: Arc<Uplink>,
-        fabric: Arc<Fabric>,
-    ) -> Result<Self, Errno> {
-        let room = Mutex::new(uplink.room());
-        let (holder, waker) = (AtomicUsize::new(THREAD), Waker::new()?);
-        Ok(Self { uplink, switch, fabric, holder, room, waker })
+    /// Makes the intakes of a switch that has this uplink, by lane. The thread of the switch has them.
+    pub fn of_lanes(
+        switch: &Arc<Switch>,
+        uplink: &Arc<Uplink>,
+        fabric: &Arc<Fabric>,
+    ) -> Result<Vec<Arc<Self>>, Errno> {
+        let intake = |lane| {
+            Ok(Arc::new(Self {
+                uplink: uplink.clone(),
+                lane,
+                switch: switch.clone(),
+                fabric: fabric.clone(),
+                holder: THREAD.into(),
+                guests: 0.into(),
+                room: uplink.room().into(),
+                waker: Waker::new()?,
+            }))
+        };
+        (0..uplink.lanes()).map(intake).collect()
     }
 
     /// Returns the name of the network.
     pub fn network(&self) -> &str {
         &self.uplink.network
+    }
+
+    /// Returns whether the lane is that of a guest with this MAC address.
+    pub fn is_of(&self, mac: Mac) -> bool {
+        self.uplink.lane_of(mac) == self.lane
+    }
+
+    /// Notes that a worker begins to serve a guest whose lane it is.
+    pub fn add_guest(&self) {
+        self.guests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a worker serves such a guest no longer.
+    pub fn remove_guest(&self) {
+        self.guests.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether a worker serves a guest whose lane it is.
+    pub fn has_guests(&self) -> bool {
+        self.guests.load(Ordering::Relaxed) != 0
     }
 
     /// Gives the intake to a worker, if no worker has it. Returns whether that was so. While the interface is gone, the
@@ -95,7 +136,7 @@ impl Intake {
                 (frames, bytes) = (frames + 1, bytes + frame.len());
                 self.switch.take_from_uplink(&self.uplink, &self.fabric, frame, segment);
             };
-            match self.uplink.receive(&mut room, take) {
+            match self.uplink.receive(self.lane, &mut room, take) {
                 Ok(false) => return Found::All,
                 Ok(true) if frames < FRAMES && bytes < BYTES => found = Found::All,
                 Ok(true) => break,
@@ -115,6 +156,6 @@ impl Intake {
 impl AsFd for Intake {
     /// Returns the descriptor that becomes readable when something comes.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.uplink.as_fd()
+        self.uplink.fd(self.lane)
     }
 }

@@ -7,7 +7,7 @@
 //! * [`nic`]: the network interface of a guest, whose VMM exchanges frames over a socket
 //! * [`uplink`]: what carries the packets of a network to and from other hosts
 //! * [`switch`]: what forwards frames between these and the devices of the guests
-//! * [`intake`]: what comes over the uplink, for whichever thread takes it in
+//! * [`intake`]: what comes over a lane of the uplink, for whichever thread takes it in
 //! * [`thread`]: the thread of a switch
 //!
 //! A network has one [`Switch`] with a thread of its own. The devices of its guests send through it

@@ -23,24 +23,24 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Frames that a source may bring in a turn.
 const BURST: usize = 64;
 
-/// Forwards frames until `end` is closed. `intake` is that of the uplink, if there is one.
-pub fn run(switch: &Switch, fabric: &Fabric, intake: Option<&Intake>, end: &UnixStream) {
-    let turns = Turns::new(switch, fabric, intake, end);
+/// Forwards frames until `end` is closed. `intakes` are those of the uplink, if there is one.
+pub fn run(switch: &Switch, fabric: &Fabric, intakes: &[Arc<Intake>], end: &UnixStream) {
+    let turns = Turns::new(switch, fabric, intakes, end);
     if let Err(error) = turns.and_then(|mut turns| turns.run()) {
         tracing::error!(network = fabric.name(), %error, "the switch ends");
     }
 }
 
-/// A source of events that the thread waits for. Interfaces are named by their index.
+/// A source of events that the thread waits for. Lanes and interfaces are named by their index.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Source {
     End,
-    /// Something has come over the uplink.
-    Uplink,
-    /// The intake of the uplink may be the thread's again.
-    Intake,
     /// Interfaces have come or gone.
     Changes,
+    /// Something has come over a lane of the uplink.
+    Uplink(usize),
+    /// The intake of a lane may be the thread's again.
+    Intake(usize),
     /// A VMM connects.
     Listener(usize),
     /// The connection of a VMM.
@@ -49,24 +49,25 @@ enum Source {
 
 impl Source {
     fn token(self) -> u64 {
+        let of = |kind, index: usize| kind + 4 * index as u64;
         match self {
             Self::End => 0,
-            Self::Uplink => 1,
-            Self::Intake => 2,
-            Self::Changes => 3,
-            Self::Listener(index) => 4 + 2 * index as u64,
-            Self::Link(index) => 5 + 2 * index as u64,
+            Self::Changes => 1,
+            Self::Uplink(index) => of(4, index),
+            Self::Intake(index) => of(5, index),
+            Self::Listener(index) => of(6, index),
+            Self::Link(index) => of(7, index),
         }
     }
 
     fn of(token: u64) -> Self {
-        let index = usize::try_from(token / 2).unwrap_or(usize::MAX).wrapping_sub(2);
-        match token {
-            0 => Self::End,
-            1 => Self::Uplink,
-            2 => Self::Intake,
-            3 => Self::Changes,
-            even if even % 2 == 0 => Self::Listener(index),
+        let index = usize::try_from(token / 4).unwrap_or(usize::MAX).wrapping_sub(1);
+        match (token, token % 4) {
+            (0, _) => Self::End,
+            (1, _) => Self::Changes,
+            (_, 0) => Self::Uplink(index),
+            (_, 1) => Self::Intake(index),
+            (_, 2) => Self::Listener(index),
             _ => Self::Link(index),
         }
     }
@@ -91,6 +92,16 @@ struct Session {
     is_awaited: bool,
 }
 
+/// A lane of the uplink, as the thread sees it.
+struct Lane<'a> {
+    intake: &'a Intake,
+    /// Whether this thread waits for what comes over the lane: whether the intake was its own when it
+    /// last looked.
+    watches: bool,
+    /// Whether something may have come over the lane that was not taken.
+    is_ready: bool,
+}
+
 /// The state of the switch's thread.
 ///
 /// An event says that something has changed (edge-triggered). So whoever is told of one keeps it in mind
@@ -98,15 +109,11 @@ struct Session {
 struct Turns<'a> {
     switch: &'a Switch,
     fabric: &'a Fabric,
-    intake: Option<&'a Intake>,
-    /// Whether this thread waits for what comes over the uplink: whether the intake was its own when it
-    /// last looked.
-    watches: bool,
+    /// The state of each lane of the uplink, by its index.
+    lanes: Vec<Lane<'a>>,
     epoll: OwnedFd,
     /// The state of each interface, by its index.
     sessions: Vec<Option<Session>>,
-    /// Whether something may have come over the uplink that was not taken.
-    is_uplink_ready: bool,
     /// The time at which the thread looks after the uplink.
     look_at: Instant,
 }
@@ -115,20 +122,19 @@ impl<'a> Turns<'a> {
     fn new(
         switch: &'a Switch,
         fabric: &'a Fabric,
-        intake: Option<&'a Intake>,
+        intakes: &'a [Arc<Intake>],
         end: &UnixStream,
     ) -> Result<Self, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, end, data(Source::End), edge)?;
-        if let Some(intake) = intake {
-            epoll::add(&epoll, intake.waker.as_fd(), data(Source::Intake), edge)?;
+        for (index, intake) in intakes.iter().enumerate() {
+            epoll::add(&epoll, intake.waker.as_fd(), data(Source::Intake(index)), edge)?;
         }
         epoll::add(&epoll, switch.changes.as_fd(), data(Source::Changes), edge)?;
-        let (watches, sessions, is_uplink_ready) = Default::default();
-        let look_at = Instant::now();
-        let mut this =
-            Self { switch, fabric, intake, watches, epoll, sessions, is_uplink_ready, look_at };
+        let lane = |intake: &'a Arc<Intake>| Lane { intake, watches: false, is_ready: false };
+        let (lanes, look_at) = (intakes.iter().map(lane).collect(), Instant::now());
+        let mut this = Self { switch, fabric, lanes, epoll, sessions: Vec::new(), look_at };
         this.follow_changes()?;
         Ok(this)
     }
@@ -155,13 +161,13 @@ impl<'a> Turns<'a> {
 
     fn run(&mut self) -> Result<(), Error> {
         loop {
-            self.look_at_intake()?;
+            self.look_at_intakes()?;
             if !self.wait()? {
                 return Ok(());
             }
-            if let Some(intake) = self.intake.filter(|_| self.is_uplink_ready) {
+            for lane in self.lanes.iter_mut().filter(|lane| lane.is_ready) {
                 // No event tells of what a turn has left.
-                self.is_uplink_ready = intake.turn() != Found::Nothing;
+                lane.is_ready = lane.intake.turn() != Found::Nothing;
             }
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);
@@ -181,10 +187,12 @@ impl<'a> Turns<'a> {
         if let Some(has_carrier) = uplink.has_carrier() {
             self.fabric.set_port(has_carrier);
         }
-        let is_new = uplink.look_after();
-        if let Some(intake) = self.intake.filter(|_| is_new && self.watches) {
-            epoll::delete(&self.epoll, intake)?;
-            self.watch(intake)?;
+        if !uplink.look_after() {
+            return Ok(());
+        }
+        for (index, lane) in self.lanes.iter().enumerate().filter(|(_, lane)| lane.watches) {
+            epoll::delete(&self.epoll, lane.intake)?;
+            lane.watch(&self.epoll, index)?;
         }
         Ok(())
     }
@@ -195,34 +203,30 @@ impl<'a> Turns<'a> {
         Timespec::try_from(self.look_at.saturating_duration_since(Instant::now())).ok()
     }
 
-    /// Begins to wait for what comes over the uplink if the intake is this thread's again, or ends that.
-    fn look_at_intake(&mut self) -> Result<(), Error> {
-        let Some(intake) = self.intake.filter(|intake| intake.is_of_thread() != self.watches)
-        else {
-            return Ok(());
-        };
-        self.watches = !self.watches;
-        if self.watches {
-            self.watch(intake)?;
-        } else {
-            epoll::delete(&self.epoll, intake)?;
-            self.is_uplink_ready = false;
+    /// Begins to wait for what comes over the lanes whose intakes are this thread's again, or ends that.
+    fn look_at_intakes(&mut self) -> Result<(), Error> {
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.intake.is_of_thread() == lane.watches {
+                continue;
+            }
+            lane.watches = !lane.watches;
+            if lane.watches {
+                lane.watch(&self.epoll, index)?;
+            } else {
+                epoll::delete(&self.epoll, lane.intake)?;
+                lane.is_ready = false;
+            }
         }
         Ok(())
     }
 
-    /// Begins to wait for what comes over the uplink. What has come already is told of by an event.
-    fn watch(&self, intake: &Intake) -> Result<(), Error> {
-        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.epoll, intake, data(Source::Uplink), edge)?)
-    }
-
     /// Takes events, and waits for one if there is nothing to do. Returns `false` at the end.
     fn wait(&mut self) -> Result<bool, Error> {
-        let is_busy = self.is_uplink_ready || self.sessions.iter().flatten().any(Session::has_work);
+        let is_busy = self.lanes.iter().any(|lane| lane.is_ready)
+            || self.sessions.iter().flatten().any(Session::has_work);
         let may_sleep = !is_busy
             && self.switch.changes.may_sleep()
-            && self.intake.is_none_or(|intake| intake.waker.may_sleep());
+            && self.lanes.iter().all(|lane| lane.intake.waker.may_sleep());
         let rest = if may_sleep { self.rest() } else { Some(Timespec::default()) };
         let none = epoll::Event { flags: epoll::EventFlags::empty(), data: data(Source::End) };
         let mut events = [none; BURST];
@@ -231,15 +235,15 @@ impl<'a> Turns<'a> {
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(errno.into()),
         };
-        if let Some(intake) = self.intake {
-            intake.waker.take();
+        for lane in &self.lanes {
+            lane.intake.waker.take();
         }
         for event in &events[..count] {
             match Source::of(event.data.u64()) {
                 Source::End => return Ok(false),
-                Source::Uplink => self.is_uplink_ready = true,
+                Source::Uplink(index) => self.lanes[index].is_ready = true,
                 // The next round looks at it, or this one does below.
-                Source::Intake | Source::Changes => {}
+                Source::Intake(_) | Source::Changes => {}
                 Source::Listener(index) => {
                     if let Some(session) = self.session(index) {
                         session.is_awaited = true;
@@ -290,6 +294,14 @@ impl<'a> Turns<'a> {
                 Err(ended) => session.end(&ended),
             }
         }
+    }
+}
+
+impl Lane<'_> {
+    /// Begins to wait for what comes over the lane. What has come already is told of by an event.
+    fn watch(&self, epoll: &OwnedFd, index: usize) -> Result<(), Error> {
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(epoll, self.intake, data(Source::Uplink(index)), edge)?)
     }
 }
 

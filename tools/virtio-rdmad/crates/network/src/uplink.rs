@@ -13,6 +13,7 @@ mod tunnel;
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
+use std::num::NonZeroU8;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,9 +59,10 @@ enum Way {
 }
 
 impl Uplink {
-    /// Opens the uplink of the network of this name. The ports of its guests follow the interface `carrier`, if there is
-    /// to be one. `have_nics` says whether guests of it have network interfaces, and `stations` are the MAC addresses of
-    /// its guests; `None`: one of them has an address that is not known.
+    /// Opens the uplink of the network of this name, with so many lanes if it can have them. The ports of its guests
+    /// follow the interface `carrier`, if there is to be one. `have_nics` says whether guests of it have network
+    /// interfaces, and `stations` are the MAC addresses of its guests; `None`: one of them has an address that is not
+    /// known.
     ///
     /// # Errors
     ///
@@ -72,6 +74,7 @@ impl Uplink {
         carrier: Option<&str>,
         have_nics: bool,
         stations: Option<&[Mac]>,
+        lanes: NonZeroU8,
     ) -> Result<Arc<Self>, Error> {
         let takes_nics = match way {
             WaySpec::Tap(_) => have_nics,
@@ -81,12 +84,12 @@ impl Uplink {
         let name = way.to_string();
         let opened = match way {
             // A train of packets that are not of RoCE v2 is of no use to an interface.
-            WaySpec::Tap(spec) => Way::Port(Port::tap(spec, !have_nics)?),
+            WaySpec::Tap(spec) => Way::Port(Port::tap(spec, !have_nics, lanes)?),
             WaySpec::Interface(_) if have_nics => {
                 let reason = "guests that have nic= need a tap or a tunnel";
                 return Err(Error::new(ErrorKind::InvalidInput, reason));
             }
-            WaySpec::Interface(spec) => Way::Port(Port::socket(spec, &name, stations)?),
+            WaySpec::Interface(spec) => Way::Port(Port::sockets(spec, &name, stations, lanes)?),
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
         };
         adapters::warn(Path::new(adapters::SYSFS), network, way);
@@ -110,12 +113,29 @@ impl Uplink {
     ///
     /// # Errors
     ///
-    /// The errors of [`tap::PacketSocket::set_stations`]. On an error the uplink carries packets to the same guests as
-    /// before.
+    /// The errors of [`tap::PacketSocket::set_stations`]. On an error the uplink goes on to carry packets to the guests
+    /// that it carried them to before, as far as they are among the new ones.
     pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
         match &self.way {
             Way::Port(port) => port.set_stations(stations),
             Way::Tunnel(_) => Ok(()),
+        }
+    }
+
+    /// Returns the number of lanes. Threads can take in what comes over different lanes at the same time, and the
+    /// packets of a connection come over one lane.
+    pub fn lanes(&self) -> usize {
+        match &self.way {
+            Way::Port(port) => port.lanes(),
+            Way::Tunnel(_) => 1,
+        }
+    }
+
+    /// Returns the lane of a guest with this MAC address, over which its packets come as far as the uplink can choose.
+    pub fn lane_of(&self, mac: Mac) -> usize {
+        match &self.way {
+            Way::Port(port) => port.lane_of(mac),
+            Way::Tunnel(_) => 0,
         }
     }
 
@@ -128,14 +148,15 @@ impl Uplink {
         Room { bytes, frames: usize::MAX }
     }
 
-    /// Takes frames that have come, and gives each to `deliver`, with the bytes of a segment if it is a train. Returns
-    /// whether more may wait. If not, the next call need not be before the caller looks again anyway.
+    /// Takes frames that have come over a lane, and gives each to `deliver`, with the bytes of a segment if it is a
+    /// train. Returns whether more may wait. If not, the next call need not be before the caller looks again anyway.
     ///
     /// # Errors
     ///
     /// `WouldBlock` if nothing has come.
     pub fn receive(
         &self,
+        lane: usize,
         room: &mut Room,
         mut deliver: impl FnMut(&[u8], u16),
     ) -> Result<bool, Error> {
@@ -145,7 +166,7 @@ impl Uplink {
             deliver(frame, segment);
         };
         match &self.way {
-            Way::Port(port) => port.receive(room, counters, deliver),
+            Way::Port(port) => port.receive(lane, room, counters, deliver),
             Way::Tunnel(tunnel) => {
                 tunnel.receive(&mut room.bytes, counters, deliver).map(|()| true)
             }
@@ -227,12 +248,11 @@ impl Uplink {
         }
         self.counters.read()
     }
-}
 
-impl AsFd for Uplink {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    /// Returns the descriptor that becomes readable when something comes over a lane.
+    pub fn fd(&self, lane: usize) -> BorrowedFd<'_> {
         match &self.way {
-            Way::Port(port) => port.as_fd(),
+            Way::Port(port) => port.fd(lane),
             Way::Tunnel(tunnel) => tunnel.as_fd(),
         }
     }

@@ -6,6 +6,8 @@
 
 use libc::sock_filter;
 
+use crate::share::{self, Share};
+
 /// EtherTypes of IPv4 and IPv6.
 const IPV4: u32 = 0x0800;
 const IPV6: u32 = 0x86dd;
@@ -34,10 +36,13 @@ const ALL: u32 = u32::MAX;
 /// Most stations that a program can tell apart (`BPF_MAXINSNS`: 4096 instructions).
 const MOST_STATIONS: usize = 512;
 
-/// Makes the program that lets packets of RoCE v2 pass: those to `stations` and to groups, or all of them
-/// if it is not known to which stations, or if there are too many of these.
-pub fn program(stations: Option<&[[u8; 6]]>) -> Vec<sock_filter> {
+/// Makes the program that lets packets of RoCE v2 pass that are in a share: those to `stations` and to groups, or all
+/// of them if it is not known to which stations, or if there are too many of these.
+pub fn program(share: Share, stations: Option<&[[u8; 6]]>) -> Vec<sock_filter> {
     let mut program = roce_v2();
+    if share != Share::ALL {
+        program.extend(in_share(share));
+    }
     match stations.filter(|stations| stations.len() <= MOST_STATIONS) {
         None => program.push(end(ALL)),
         Some(stations) => {
@@ -81,6 +86,18 @@ fn roce_v2() -> Vec<sock_filter> {
     version.into_iter().chain(ipv6).chain(ipv4).collect()
 }
 
+/// Goes on behind itself with frames in a share alone.
+fn in_share(share: Share) -> [sock_filter; 4] {
+    let (index, of) = share.numbers();
+    [
+        // The destination stands first in a frame.
+        load(libc::BPF_B, share::PLACE),
+        instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, of, 0, 0),
+        test(libc::BPF_JEQ, index, 1, 0),
+        end(0),
+    ]
+}
+
 /// Lets frames to a station pass, and goes on behind itself with the others.
 fn station(mac: [u8; 6]) -> [sock_filter; 5] {
     let [a, b, rest @ ..] = mac;
@@ -116,6 +133,7 @@ fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 #[cfg(test)]
 mod tests {
     use std::io::ErrorKind;
+    use std::num::NonZeroU8;
     use std::os::unix::net::UnixDatagram;
 
     use super::*;
@@ -133,9 +151,13 @@ mod tests {
 
     impl Kernel {
         fn new(stations: Option<&[[u8; 6]]>) -> Self {
+            Self::with_share(Share::ALL, stations)
+        }
+
+        fn with_share(share: Share, stations: Option<&[[u8; 6]]>) -> Self {
             let (near, far) = UnixDatagram::pair().unwrap();
             far.set_nonblocking(true).unwrap();
-            attach(&far, &program(stations)).unwrap();
+            attach(&far, &program(share, stations)).unwrap();
             Self { near, far }
         }
 
@@ -175,6 +197,25 @@ mod tests {
         }
         for packet in packets(OTHER) {
             assert!(!chosen.passes(&packet) && all.passes(&packet), "{packet:x?}");
+        }
+    }
+
+    #[test]
+    fn a_packet_passes_in_its_share() {
+        let addresses = || (0..=u8::MAX).map(|last| [0x52, 0x54, 0, 0, 0, last]);
+        let stations: Vec<_> = addresses().collect();
+        for of in [1, 2, 3, 8].map(|of| NonZeroU8::new(of).unwrap()) {
+            for share in Share::divide(of) {
+                for stations in [None, Some(&stations[..])] {
+                    let kernel = Kernel::with_share(share, stations);
+                    for to in addresses().chain([GROUP, [0xff; 6]]) {
+                        for packet in packets(to) {
+                            assert_eq!(kernel.passes(&packet), share.has(to), "{share:?}, {to:x?}");
+                        }
+                    }
+                }
+                assert!(!Kernel::with_share(share, Some(&STATIONS)).passes(&packets(OTHER)[0]));
+            }
         }
     }
 

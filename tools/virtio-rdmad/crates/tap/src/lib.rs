@@ -14,6 +14,7 @@ mod filter;
 mod header;
 mod packet_socket;
 mod packet_tap;
+mod share;
 mod udp_sender;
 
 use std::fs::{File, OpenOptions};
@@ -26,9 +27,11 @@ pub use carrier::Carrier;
 pub use header::TrainShape;
 pub use packet_socket::PacketSocket;
 pub use packet_tap::PacketTap;
+pub use share::Share;
 pub use udp_sender::UdpSender;
 
-/// A tap that was opened.
+/// A tap that was opened, or one of its queues. A tap that was made with `multi_queue` may have several, each with
+/// frames of its own to take.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -36,6 +39,8 @@ pub struct Tap {
     /// Whether trains are wanted.
     trains: bool,
     takes_trains: AtomicBool,
+    /// Whether the tap may have been made without `multi_queue`.
+    may_be_single: bool,
 }
 
 impl Tap {
@@ -48,17 +53,39 @@ impl Tap {
     /// # Errors
     ///
     /// `InvalidInput` for a name that no interface can have, `PermissionDenied` if the tap is another
-    /// user's or does not exist, `ResourceBusy` if another process has it open.
+    /// user's or does not exist, `ResourceBusy` if another process has it open and it was made without `multi_queue`.
     pub fn open(name: &str, trains: bool) -> Result<Self, Error> {
+        Self::open_queue(name, trains, true)
+    }
+
+    /// Opens another queue of the tap. The kernel chooses the queue of a frame by a hash of the flow, or takes the
+    /// queue over which this process has sent the last frame of the flow, in either direction
+    /// (`tun_automq_select_queue()`).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the tap was made without `multi_queue`, and the errors of [`Self::open`].
+    pub fn open_another(&self) -> Result<Self, Error> {
+        Self::open_queue(&self.name, self.trains, false)
+    }
+
+    fn open_queue(name: &str, trains: bool, may_be_single: bool) -> Result<Self, Error> {
         let (file, takes_trains) = (open(name)?, false.into());
-        let tap = Self { file, name: name.to_owned(), trains, takes_trains };
+        let tap = Self { file, name: name.to_owned(), trains, takes_trains, may_be_single };
         tap.attach()?;
         Ok(tap)
     }
 
     /// Becomes the end of the interface of this name.
     fn attach(&self) -> Result<(), Error> {
-        attach(&self.file, &self.name, libc::IFF_VNET_HDR)?;
+        let attach = |flags| attach(&self.file, &self.name, libc::IFF_VNET_HDR | flags);
+        // The kernel refuses what the interface was not made for.
+        let single =
+            if self.may_be_single { attach(0) } else { Err(ErrorKind::InvalidInput.into()) };
+        match single {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => attach(libc::IFF_MULTI_QUEUE)?,
+            single => single?,
+        }
         choose_header(&self.file)?;
         self.takes_trains.store(offload(&self.file, self.trains), Ordering::Relaxed);
         Ok(())
@@ -82,10 +109,10 @@ impl Tap {
         self.takes_trains.load(Ordering::Relaxed)
     }
 
-    /// Takes a frame that the kernel sends over the interface. Returns its bytes, and the bytes of a
-    /// segment if it is a train, else 0. A frame that does not fit into `room` with a header of 10 bytes
-    /// is cut off. No system call takes several frames from a tap: it is a file, not a socket, and a read of it, also by
-    /// readv(2), is of one frame (the kernel's `tun_do_read()`).
+    /// Takes a frame that the kernel sends over the interface. Returns its bytes, and the bytes of a segment if it is a
+    /// train, else 0. A frame that does not fit into `room` with a header of 10 bytes is cut off. No system call takes
+    /// several frames from a tap: it is a file, not a socket, and a read of it, also by readv(2), is of one frame (the
+    /// kernel's `tun_do_read()`).
     ///
     /// # Errors
     ///

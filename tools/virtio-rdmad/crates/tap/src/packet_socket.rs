@@ -9,9 +9,9 @@
 //! # Several frames by a system call
 //! One system call takes up to 16 frames (recvmmsg(2)), and finds out whether more wait. Measured on a pair of veth, by
 //! turns, in Linux 6.18 (`speed_of_receiving` in `tests/packet_socket.rs`), with a copy of each frame as the inbox of a
-//! guest makes it: a packet of 100 bytes takes 1,000 ns with a system call of its own (recvmsg(2)), and 0.73 of that with
-//! 4 to a call, 0.66 with 8 and 0.63 with 16. For 1,100 bytes these are 1,050 ns, 0.77, 0.71 and 0.69. A train of 60,000
-//! bytes takes 4.6 us in any case. To find that no frame waits takes 550 ns instead of 460.
+//! guest makes it: a packet of 100 bytes takes 1,000 ns with a system call of its own (recvmsg(2)), and 0.73 of that
+//! with 4 to a call, 0.66 with 8 and 0.63 with 16. For 1,100 bytes these are 1,050 ns, 0.77, 0.71 and 0.69. A train of
+//! 60,000 bytes takes 4.6 us in any case. To find that no frame waits takes 550 ns instead of 460.
 //!
 //! # Why there is no ring
 //! The kernel can also write frames into memory that it shares with the process (PACKET_RX_RING), with
@@ -20,6 +20,17 @@
 //! instead of 22 us. The receiver of TPACKET_V2 used 1.9 to 2.9 us of processor time for a packet of 100
 //! bytes, with a slot for a whole train or for a packet, and one system call for each packet used 1.2 to
 //! 1.4 us. For a train of 60,000 bytes TPACKET_V2 used 3.1 to 4.9 us, and the system call 4.9 to 5.0 us.
+//!
+//! # Shares
+//! Several threads take frames in at the same time from several sockets, each of which has a [`Share`] of the frames.
+//! The kernel runs the programs of all of them for each frame that comes over the interface, which is about 0.1 us of
+//! its time for each: with 2, 4 and 8 sockets, to send a frame over a pair of veth takes 1.0, 1.1 and 1.3 times as long
+//! as with one (`speed_of_shares` in `tests/packet_socket.rs`).
+//!
+//! The kernel can also spread frames over a group of sockets by one program (PACKET_FANOUT). But a socket in a group
+//! cannot be bound once more (`packet_do_bind()` returns EINVAL), which has to happen when an interface is made again.
+//! Whoever opens another socket for that needs CAP_NET_RAW, which is given up by then. And the places of the sockets in
+//! the group change when the interface goes down and comes up (`__fanout_unlink()`).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -32,6 +43,7 @@ use rustix::net::{netdevice, socket_with, sockopt, AddressFamily, SocketFlags, S
 
 use crate::filter;
 use crate::header::{self, TrainShape};
+use crate::share::Share;
 
 /// The constants of the kernel's `include/uapi/linux/if_packet.h` that libc lacks.
 const PACKET_ADD_MEMBERSHIP: libc::c_int = 1;
@@ -60,8 +72,8 @@ const CONTROL: usize = CONTROL_HEADER + 24;
 
 /// Most frames that one system call takes.
 const BATCH: usize = 16;
-/// The bytes of a slot: room for the longest train, which is a packet of IP with the headers in front of it. Slots begin
-/// at different places of the pages, because the beginnings of all frames would share a few lines of the caches.
+/// The bytes of a slot: room for the longest train, which is a packet of IP with the headers in front of it. Slots
+/// begin at different places of the pages, because the beginnings of all frames would share a few lines of the caches.
 const SLOT: usize = (64 << 10) + 27 * 64;
 
 /// A packet socket on an interface.
@@ -72,6 +84,8 @@ pub struct PacketSocket {
     name: String,
     /// Its index, as long as it is there.
     interface: AtomicI32,
+    /// The share of the frames that the socket gets.
+    share: Share,
     /// The addresses to which the interface takes frames.
     members: Mutex<BTreeSet<Member>>,
 }
@@ -80,7 +94,7 @@ pub struct PacketSocket {
 type Member = (u16, [u8; 6]);
 
 impl PacketSocket {
-    /// Opens a socket that gets the packets of RoCE v2 that come over the interface of this name: those to
+    /// Opens a socket that gets the packets of RoCE v2 in a share that come over the interface of this name: those to
     /// `stations` and to groups, or those to all if it is `None`. The interface then takes frames to these
     /// addresses, as far as its driver filters addresses. This needs CAP_NET_RAW, and nothing that the
     /// socket does later needs it.
@@ -89,7 +103,7 @@ impl PacketSocket {
     ///
     /// `PermissionDenied` without CAP_NET_RAW, the error of `SIOCGIFINDEX` if there is no such interface,
     /// `InvalidInput` if it has no Ethernet header.
-    pub fn open(name: &str, stations: Option<&[[u8; 6]]>) -> Result<Self, Error> {
+    pub fn open(name: &str, share: Share, stations: Option<&[[u8; 6]]>) -> Result<Self, Error> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         // Without a protocol it gets nothing until it is bound.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
@@ -97,13 +111,14 @@ impl PacketSocket {
             socket: File::from(socket),
             name: name.to_owned(),
             interface: NONE.into(),
+            share,
             members: Mutex::default(),
         };
         for option in [PACKET_VNET_HDR, PACKET_AUXDATA, PACKET_IGNORE_OUTGOING] {
             this.set(option, &1_i32.to_ne_bytes())?;
         }
         // It gets nothing yet that is for others.
-        attach(&this.socket, &filter::program(Some(&[])))?;
+        attach(&this.socket, &filter::program(share, Some(&[])))?;
         this.follow()?;
         this.set_stations(stations)?;
         Ok(this)
@@ -155,12 +170,18 @@ impl PacketSocket {
     /// `net.core.optmem_max` allows. The stations are those from before then.
     pub fn set_stations(&self, stations: Option<&[[u8; 6]]>) -> Result<(), Error> {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_share = |stations: &[[u8; 6]]| {
+            stations.iter().copied().filter(|mac| self.share.has(*mac)).collect::<Vec<_>>()
+        };
+        let stations = stations.map(in_share);
+        let stations = stations.as_deref();
         let (wanted, interface) = (members_for(stations), self.interface.load(Ordering::Relaxed));
         let new: Vec<_> = wanted.difference(&members).copied().collect();
         let joined = new
             .iter()
             .try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, interface, *member));
-        let changed = joined.and_then(|()| attach(&self.socket, &filter::program(stations)));
+        let changed =
+            joined.and_then(|()| attach(&self.socket, &filter::program(self.share, stations)));
         let gone =
             if changed.is_ok() { members.difference(&wanted).copied().collect() } else { new };
         for member in gone {
@@ -179,9 +200,9 @@ impl PacketSocket {
     }
 
     /// Takes frames by one system call, at most `most` and [`Self::BATCH`], and as many as there is [room](Self::room)
-    /// for. Gives each to `deliver`, in the order in which they came: its bytes, with the tag of its VLAN, and the bytes
-    /// of a segment if it is a train, else 0. In a room that is too short for one frame, 4 bytes are for a tag, and a
-    /// frame that does not fit behind them is cut off.
+    /// for. Gives each to `deliver`, in the order in which they came: its bytes, with the tag of its VLAN, and the
+    /// bytes of a segment if it is a train, else 0. In a room that is too short for one frame, 4 bytes are for a tag,
+    /// and a frame that does not fit behind them is cut off.
     ///
     /// Returns whether it took as many as it could. If not, no more waited, or an error is behind the frames.
     ///

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Packet sockets at both ends of a pair of veth, in a network namespace that each test has for itself.
 
+use std::fmt::Display;
 use std::io::{Error, ErrorKind};
+use std::num::NonZeroU8;
 use std::process::Command;
 use std::time::Instant;
 
@@ -10,7 +12,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::thread::{unshare_unsafe, UnshareFlags};
-use tap::{PacketSocket, TrainShape};
+use tap::{PacketSocket, Share, TrainShape};
 
 const NEAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const FAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
@@ -51,7 +53,7 @@ fn in_namespace(test: impl FnOnce() + Send) {
 /// Opens a socket that has room for all frames of a test.
 fn open(name: &str, station: [u8; 6]) -> PacketSocket {
     const ROOM: usize = 4 << 20;
-    let socket = PacketSocket::open(name, Some(&[station])).unwrap();
+    let socket = PacketSocket::open(name, Share::ALL, Some(&[station])).unwrap();
     if sockopt::set_socket_recv_buffer_size_force(&socket, ROOM).is_err() {
         sockopt::set_socket_recv_buffer_size(&socket, ROOM).unwrap();
     }
@@ -173,7 +175,7 @@ fn packets_come_with_the_tags_of_their_vlans() {
 fn what_is_for_others_does_not_come() {
     in_namespace(|| {
         let (near, far) = ends();
-        let everything = PacketSocket::open("far", None).unwrap();
+        let everything = PacketSocket::open("far", Share::ALL, None).unwrap();
         let (other, _) = packet([0x52, 0x54, 0, 0, 0, 3], false, None, 100);
         near.send(&other, None).unwrap();
         let mut another_port = packet(FAR, false, None, 100).0;
@@ -210,6 +212,36 @@ fn stations_are_replaced() {
                 assert_eq!(wait(&far), (packet.clone(), 0), "{stations:x?}");
             }
             assert_eq!(wait(&far), (last.clone(), 0), "{stations:x?}");
+        }
+    });
+}
+
+/// Sockets that have the shares of one interface each get what is in theirs, also after stations were replaced.
+#[test]
+fn shares_have_their_own_frames() {
+    in_namespace(|| {
+        let near = open("near", NEAR);
+        let stations = |low: u8| [low, low + 1, low + 2].map(|last| [0x52, 0x54, 0, 0, 0, last]);
+        let shares: Vec<_> = Share::divide(NonZeroU8::new(2).unwrap()).collect();
+        let sockets: Vec<_> = shares
+            .iter()
+            .map(|share| PacketSocket::open("far", *share, Some(&stations(2))).unwrap())
+            .collect();
+        for low in [2, 3] {
+            for socket in &sockets {
+                socket.set_stations(Some(&stations(low))).unwrap();
+            }
+            for to in (1..8).map(|last| [0x52, 0x54, 0, 0, 0, last]).chain([[0xff; 6]]) {
+                near.send(&packet(to, false, None, 100).0, None).unwrap();
+            }
+            for (share, socket) in shares.iter().zip(&sockets) {
+                let own =
+                    stations(low).into_iter().chain([[0xff; 6]]).filter(|mac| share.has(*mac));
+                for to in own {
+                    assert_eq!(wait(socket), (packet(to, false, None, 100).0, 0), "{share:?}");
+                }
+                assert!(is_empty(socket), "{share:?}");
+            }
         }
     });
 }
@@ -371,10 +403,10 @@ fn an_interface_that_is_down_is_an_error_until_it_is_up() {
 #[test]
 fn not_every_interface_will_do() {
     in_namespace(|| {
-        let kind = |name: &str| PacketSocket::open(name, None).unwrap_err().kind();
+        let kind = |name: &str| PacketSocket::open(name, Share::ALL, None).unwrap_err().kind();
         assert_eq!(kind("lo"), ErrorKind::InvalidInput);
         for name in ["", "none", "a name that is too long"] {
-            let error = PacketSocket::open(name, None).unwrap_err();
+            let error = PacketSocket::open(name, Share::ALL, None).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(Errno::NODEV.raw_os_error()), "{name:?}");
         }
     });
@@ -390,8 +422,8 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Takes all frames that wait, so many at once, and copies them as the inbox of a guest does. Returns the nanoseconds that
-/// one took.
+/// Takes all frames that wait, so many at once, and copies them as the inbox of a guest does. Returns the nanoseconds
+/// that one took.
 fn time_of_receiving(
     socket: &PacketSocket,
     room: &mut [u8],
@@ -427,7 +459,7 @@ fn speed_of_receiving() {
                     times.push(time_of_receiving(&far, &mut room, *most, &mut copies));
                 }
             }
-            print(what, counts, times);
+            print(what, &counts, times);
         };
         for frame in packets {
             let fill = || (0..FRAMES).for_each(|_| near.send(&frame, None).unwrap());
@@ -444,12 +476,42 @@ fn speed_of_receiving() {
             };
             (0..ROUNDS).map(time).collect()
         });
-        print("nothing", counts, empty);
+        print("nothing", &counts, empty);
+    });
+}
+
+/// Prints how long it takes to send a frame over the pair, which is when the kernel runs the programs of the sockets at
+/// the other end, by the number of shares that these have. The frame is for one of them, or for none.
+#[test]
+#[ignore = "it measures"]
+fn speed_of_shares() {
+    let counts = [1, 2, 4, 8];
+    in_namespace(|| {
+        let near = open("near", NEAR);
+        for (what, to) in [("to a station", FAR), ("to another", [0x52, 0x54, 0, 0, 0, 3])] {
+            let frame = packet(to, false, None, 1058).0;
+            let mut times = counts.map(|_| Vec::new());
+            for _ in 0..ROUNDS {
+                for (of, times) in counts.iter().zip(&mut times) {
+                    let shares = Share::divide(NonZeroU8::new(*of).unwrap());
+                    let open = |share| PacketSocket::open("far", share, Some(&[FAR])).unwrap();
+                    let _sockets: Vec<_> = shares.map(open).collect();
+                    let start = Instant::now();
+                    (0..FRAMES).for_each(|_| near.send(&frame, None).unwrap());
+                    times.push(start.elapsed().as_secs_f64() * 1e9 / 1000.0);
+                }
+            }
+            print(what, &counts, times);
+        }
     });
 }
 
 /// Prints the medians of nanoseconds, and their ratios to those of the first count.
-fn print<const COUNT: usize>(what: &str, counts: [usize; COUNT], times: [Vec<f64>; COUNT]) {
+fn print<C: Display, const COUNT: usize>(
+    what: &str,
+    counts: &[C; COUNT],
+    times: [Vec<f64>; COUNT],
+) {
     let times = times.map(median);
     for (count, time) in counts.iter().zip(times) {
         println!("{what}, {count}: {time:.0} ns, {:.2}", time / times[0]);

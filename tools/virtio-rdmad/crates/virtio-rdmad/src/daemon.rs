@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Error;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroU8};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,10 +130,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let workers = mailboxes(options, &nodes)?;
     let helpers = helpers(&workers);
     let mut interfaces = interfaces(options, &mut listeners, &inherited)?;
-    let networks =
-        networks(options, &mut interfaces, shares_copies(options, &workers).then_some(&helpers))?;
+    let copiers = shares_copies(options, &workers).then_some(&helpers);
+    let networks = networks(options, &mut interfaces, copiers, lanes(&workers))?;
     let switches: Vec<_> = networks.values().filter_map(|network| network.switch.clone()).collect();
-    let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
+    let intakes: Vec<_> = networks.values().flat_map(|network| network.intakes.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
     let fabrics = networks.iter().map(|(name, network)| (name.clone(), network.fabric.clone()));
     let of_networks =
@@ -376,32 +376,41 @@ fn set_stay(remover: &mut Option<Remover>, stay: bool) {
 }
 
 /// A network: the fabric of its RDMA devices, its switch if it has an uplink or network interfaces of guests, and the
-/// intake of an uplink.
+/// intakes of an uplink.
 struct Network {
     fabric: Arc<Fabric>,
     switch: Option<Arc<Switch>>,
-    intake: Option<Arc<Intake>>,
+    intakes: Vec<Arc<Intake>>,
 }
 
 impl Network {
     fn new(
         name: &str,
-        uplink: Option<Arc<Uplink>>,
+        uplink: Option<&Arc<Uplink>>,
         nics: Option<Vec<Nic>>,
         helpers: Option<Arc<Helpers>>,
     ) -> Result<Self, DaemonError> {
         let needed = uplink.is_some() || nics.is_some();
-        let switch = Switch::new(uplink.clone(), nics.unwrap_or_default()).map_err(Error::from)?;
+        let switch = Switch::new(uplink.cloned(), nics.unwrap_or_default()).map_err(Error::from)?;
         let switch = needed.then(|| Arc::new(switch));
         let out = switch.clone().map(|switch| switch as Arc<dyn engine::Uplink>);
         let name = name.to_owned();
         let config = FabricConfig { name, uplink: out, helpers, ..FabricConfig::default() };
         let fabric = Fabric::new(config);
-        let intake = switch.clone().zip(uplink);
-        let intake = intake.map(|(switch, uplink)| Intake::new(switch, uplink, fabric.clone()));
-        let intake = intake.transpose().map_err(Error::from)?.map(Arc::new);
-        Ok(Self { fabric, switch, intake })
+        let of_uplink = switch.as_ref().zip(uplink);
+        let intakes = of_uplink.map(|(switch, uplink)| Intake::of_lanes(switch, uplink, &fabric));
+        let intakes = intakes.transpose().map_err(Error::from)?.unwrap_or_default();
+        Ok(Self { fabric, switch, intakes })
     }
+}
+
+/// Most lanes of an uplink.
+const MOST_LANES: NonZeroU8 = NonZeroU8::new(8).unwrap();
+
+/// Returns how many lanes an uplink is to have: as many as there are workers.
+fn lanes(workers: &[Mailbox]) -> NonZeroU8 {
+    let lanes = u8::try_from(workers.len()).ok().and_then(NonZeroU8::new);
+    lanes.unwrap_or(MOST_LANES).min(MOST_LANES)
 }
 
 /// Opens the uplinks, and makes a fabric for each network. The switches of these take the network interfaces.
@@ -409,6 +418,7 @@ fn networks(
     options: &Options,
     interfaces: &mut Interfaces,
     helpers: Option<&Arc<Helpers>>,
+    lanes: NonZeroU8,
 ) -> Result<HashMap<String, Network>, DaemonError> {
     let mut uplinks = HashMap::new();
     for spec in &options.uplinks {
@@ -418,7 +428,7 @@ fn networks(
         let stations = stations(guests.iter().copied());
         let way = spec.way()?;
         let (carrier, stations) = (spec.carrier.as_deref(), stations.as_deref());
-        let opened = Uplink::open(&spec.network, &way, carrier, have_nics, stations);
+        let opened = Uplink::open(&spec.network, &way, carrier, have_nics, stations, lanes);
         let failed = |error| DaemonError::Way { name: way.to_string(), error };
         if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
             return Err(DaemonError::Uplink(spec.network.clone()));
@@ -428,8 +438,8 @@ fn networks(
     for GuestSpec { network, .. } in &options.guests {
         if !networks.contains_key(network) {
             let (uplink, nics) = (uplinks.remove(network), interfaces.nics.remove(network));
-            networks
-                .insert(network.clone(), Network::new(network, uplink, nics, helpers.cloned())?);
+            let made = Network::new(network, uplink.as_ref(), nics, helpers.cloned())?;
+            networks.insert(network.clone(), made);
         }
     }
     match uplinks.into_keys().next() {
@@ -473,7 +483,7 @@ fn start_switches(
 ) -> Result<(UnixStream, Vec<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
     let mut threads = Vec::new();
-    for Network { fabric, switch, intake } in networks.into_values() {
+    for Network { fabric, switch, intakes } in networks.into_values() {
         let Some(switch) = switch else { continue };
         let (ended, filters) = (ended.try_clone()?, filters.cloned());
         let serve = move || {
@@ -481,7 +491,7 @@ fn start_switches(
                 tracing::error!(%error, "the switch does not run");
                 return;
             }
-            network::thread::run(&switch, &fabric, intake.as_deref(), &ended);
+            network::thread::run(&switch, &fabric, &intakes, &ended);
         };
         threads.push(std::thread::Builder::new().name("switch".to_owned()).spawn(serve)?);
     }

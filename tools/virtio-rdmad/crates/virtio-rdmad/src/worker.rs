@@ -557,7 +557,7 @@ impl Worker {
             tracing::info!(transport, worker = self.index, resumed, "connected");
         });
         guest.link.tell(Event::Connected { worker: self.index });
-        self.intakes.join(&guest.spec.network);
+        self.intakes.join(&guest.spec.network, guest.spec.mac());
         self.connections.push(connection);
     }
 
@@ -589,7 +589,7 @@ impl Worker {
     fn hand_over(&mut self, at: usize, to: usize) -> Result<(), Box<Connection>> {
         let connection = self.connections.swap_remove(at);
         let guest = connection.guest.clone();
-        self.intakes.leave(&guest.spec.network);
+        self.intakes.leave(&guest.spec.network, guest.spec.mac());
         connection.detach();
         guest.link.set_worker(Some(to));
         self.passing[to].hand_over(connection, &self.mailboxes[to])?;
@@ -599,7 +599,8 @@ impl Worker {
 
     /// Goes on to serve a guest that another worker has served.
     fn go_on(&mut self, connection: Connection) {
-        self.intakes.join(&connection.guest.spec.network);
+        let spec = &connection.guest.spec;
+        self.intakes.join(&spec.network, spec.mac());
         self.connections.push(connection);
         let (worker, poller) = (self.index, self.poller.clone());
         self.guard(self.connections.len() - 1, |connection| {
@@ -614,7 +615,8 @@ impl Worker {
     /// is caught as well: it ends no other guest's service.
     fn remove(&mut self, at: usize, reason: Option<&Ended>) {
         let connection = self.connections.swap_remove(at);
-        self.intakes.leave(&connection.guest.spec.network);
+        let spec = &connection.guest.spec;
+        self.intakes.leave(&spec.network, spec.mac());
         self.end(connection, reason);
     }
 

@@ -2,6 +2,7 @@
 //! A switch, and the VMMs of its guests.
 
 use std::io::{ErrorKind, Read, Write};
+use std::num::NonZeroU8;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -113,11 +114,9 @@ impl Running {
         let switch = Arc::new(Switch::new(uplink.clone(), nics).unwrap());
         let (end, ended) = UnixStream::pair().unwrap();
         let (of_thread, fabric) = (Arc::clone(&switch), Fabric::new(FabricConfig::default()));
-        let intake = |uplink| Intake::new(Arc::clone(&switch), uplink, Arc::clone(&fabric));
-        let intake = uplink.map(|uplink| Arc::new(intake(uplink).unwrap()));
-        let of_switch = intake.clone();
-        let thread =
-            std::thread::spawn(move || run(&of_thread, &fabric, of_switch.as_deref(), &ended));
+        let intakes = uplink.map(|uplink| Intake::of_lanes(&switch, &uplink, &fabric).unwrap());
+        let intakes = intakes.unwrap_or_default();
+        let thread = std::thread::spawn(move || run(&of_thread, &fabric, &intakes, &ended));
         Self { switch, directory, end: Some(end), thread: Some(thread) }
     }
 
@@ -316,7 +315,7 @@ fn frames_come_over_the_uplink() {
     let [local, remote] = [0x71, 0x72].map(|end| at(end).parse().unwrap());
     let vni = "9".parse().unwrap();
     let way = WaySpec::Tunnel(TunnelSpec { vni, local, remotes: vec![remote], port: vxlan::PORT });
-    let uplink = Uplink::open("default", &way, None, true, Some(&[])).unwrap();
+    let uplink = Uplink::open("default", &way, None, true, Some(&[]), NonZeroU8::MIN).unwrap();
     let framings = [Framing::Stream; 2];
     let running = Running::with_uplink("uplink", &framings, Some(Arc::clone(&uplink)));
     let vmms = running.connect_all(&framings);

@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An uplink over an interface of the kernel: a tap, which the administrator has put on a bridge, or a
-//! packet socket on an interface that is there anyway.
+//! An uplink over an interface of the kernel: a tap, which the administrator has put on a bridge, or packet
+//! sockets on an interface that is there anyway.
+//!
+//! It has lanes, so that several threads can take frames in at the same time: each lane is a packet socket or a queue
+//! of a tap. All that comes for one MAC address comes over the lane of that address if the lanes are packet sockets.
+//! The kernel chooses the queue of a tap by the flow. So the packets of a connection come over one lane, in their
+//! order.
 
 use std::io::{Error, ErrorKind};
+use std::num::NonZeroU8;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use roce::{Segments, Split};
-use tap::{PacketSocket, Tap, TrainShape};
+use tap::{PacketSocket, Share, Tap, TrainShape};
 
 use super::buffers::{self, Direction};
 use super::counters::{Counters, UplinkCounter};
 use super::room::Room;
 use super::spec::PortSpec;
-use crate::forwarding::Mac;
+use crate::forwarding::{self, Mac};
 
 /// Bytes of the longest frame, which is a train of packets.
 const FRAME: usize = 64 << 10;
@@ -21,64 +27,97 @@ const FRAME: usize = 64 << 10;
 const HEADER: usize = 64;
 /// About the most bytes of frames that are taken at once.
 const BYTES: usize = 128 << 10;
+/// Most packet sockets: each costs the kernel time for each frame that comes over the interface.
+const MOST_SOCKETS: NonZeroU8 = NonZeroU8::new(4).unwrap();
 
 /// A port of this process in the kernel's network.
 #[derive(Debug)]
 pub struct Port {
-    interface: Interface,
+    /// The lanes, at least one.
+    lanes: Vec<Lane>,
+    /// The number of lanes, from the first one on, that belong to the interface: a tap that is made again may have
+    /// fewer queues than before.
+    attached: AtomicUsize,
     /// Whether trains are wanted.
     trains: bool,
     /// Whether the kernel is given trains: they are wanted, and it takes them apart.
     gives_trains: AtomicBool,
 }
 
-/// The interface by which the process has the port.
+/// A lane of a port.
 #[derive(Debug)]
-enum Interface {
+enum Lane {
     Tap(Tap),
     Socket(PacketSocket),
 }
 
 impl Port {
-    /// Opens a tap. With `whole`, trains that come stay whole if this kernel can leave them so, and trains are sent.
-    pub fn tap(spec: &PortSpec, whole: bool) -> Result<Self, Error> {
+    /// Opens a tap, with so many lanes if it was made with `multi_queue`. With `whole`, trains that come stay whole if
+    /// this kernel can leave them so, and trains are sent.
+    pub fn tap(spec: &PortSpec, whole: bool, lanes: NonZeroU8) -> Result<Self, Error> {
         let (tap, trains) = (Tap::open(&spec.name, whole)?, spec.trains && whole);
-        if trains && !tap.takes_trains() {
+        let gives_trains = trains && tap.takes_trains();
+        if trains && !gives_trains {
             log_single_packets(&spec.name);
         }
-        let gives_trains = (trains && tap.takes_trains()).into();
-        Ok(Self { interface: Interface::Tap(tap), trains, gives_trains })
+        let others: Vec<_> =
+            (1..lanes.get()).map_while(|_| tap.open_another().ok()).map(Lane::Tap).collect();
+        let lanes = [Lane::Tap(tap)].into_iter().chain(others).collect();
+        Ok(Self::new(lanes, trains, gives_trains))
     }
 
-    /// Opens a packet socket for these stations, as [`PacketSocket::open`]. `uplink` is its name in the log.
-    pub fn socket(spec: &PortSpec, uplink: &str, stations: Option<&[Mac]>) -> Result<Self, Error> {
+    /// Opens packet sockets for these stations, as [`PacketSocket::open`]: one for each lane, and [`MOST_SOCKETS`] at
+    /// most. `uplink` is the name of the port in the log.
+    pub fn sockets(
+        spec: &PortSpec,
+        uplink: &str,
+        stations: Option<&[Mac]>,
+        lanes: NonZeroU8,
+    ) -> Result<Self, Error> {
         let PortSpec { name, trains } = spec;
-        let socket = PacketSocket::open(name, stations)?;
-        buffers::enlarge([&socket], Direction::In, uplink);
-        buffers::enlarge([&socket], Direction::Out, uplink);
+        let open = |share| PacketSocket::open(name, share, stations);
+        let sockets = Share::divide(lanes.min(MOST_SOCKETS)).map(open);
+        let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        buffers::enlarge(&sockets, Direction::In, uplink);
+        buffers::enlarge(&sockets, Direction::Out, uplink);
+        let lanes = sockets.into_iter().map(Lane::Socket).collect();
         // Whether a kernel takes trains is known when it refuses the first one.
-        let gives_trains = (*trains).into();
-        Ok(Self { interface: Interface::Socket(socket), trains: *trains, gives_trains })
+        Ok(Self::new(lanes, *trains, *trains))
     }
 
-    /// Replaces the stations of a packet socket, as [`PacketSocket::set_stations`]. A tap has none.
+    fn new(lanes: Vec<Lane>, trains: bool, gives_trains: bool) -> Self {
+        Self { attached: lanes.len().into(), lanes, trains, gives_trains: gives_trains.into() }
+    }
+
+    /// Returns the number of lanes.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Returns the lane of a station: what comes for it comes over that lane, as far as this port can choose.
+    pub fn lane_of(&self, mac: Mac) -> usize {
+        share_of(mac, self.lanes.len())
+    }
+
+    /// Replaces the stations of packet sockets, as [`PacketSocket::set_stations`]. A tap has none. After an error some
+    /// lanes may have the new stations.
     pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
-        match &self.interface {
-            Interface::Tap(_) => Ok(()),
-            Interface::Socket(socket) => socket.set_stations(stations),
-        }
+        self.lanes.iter().try_for_each(|lane| match lane {
+            Lane::Tap(_) => Ok(()),
+            Lane::Socket(socket) => socket.set_stations(stations),
+        })
     }
 
     /// Returns the room that [`Port::receive`] needs.
     pub fn room(&self) -> Vec<u8> {
-        match &self.interface {
-            Interface::Tap(_) => vec![0; HEADER + FRAME],
-            Interface::Socket(_) => PacketSocket::room(),
+        match &self.lanes[0] {
+            Lane::Tap(_) => vec![0; HEADER + FRAME],
+            Lane::Socket(_) => PacketSocket::room(),
         }
     }
 
-    /// Takes frames that have come, one of a tap or several of a packet socket, and gives each to `deliver`, with the
-    /// bytes of a segment if it is a train. Returns whether more may wait.
+    /// Takes frames that have come over a lane, one of a tap or several of a packet socket, and gives each to
+    /// `deliver`, with the bytes of a segment if it is a train. Returns whether more may wait.
     ///
     /// # Errors
     ///
@@ -86,16 +125,17 @@ impl Port {
     /// which are counted.
     pub fn receive(
         &self,
+        lane: usize,
         room: &mut Room,
         counters: &Counters,
         mut deliver: impl FnMut(&[u8], u16),
     ) -> Result<bool, Error> {
-        let received = match &self.interface {
-            Interface::Tap(tap) => {
+        let received = match &self.lanes[lane] {
+            Lane::Tap(tap) => {
                 let received = tap.receive(&mut room.bytes);
                 received.map(|(frame, segment)| deliver(frame, segment)).map(|()| true)
             }
-            Interface::Socket(socket) => receive(socket, room, deliver),
+            Lane::Socket(socket) => receive(socket, room, deliver),
         };
         match received {
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
@@ -106,11 +146,13 @@ impl Port {
         }
     }
 
-    /// Sends a frame, or counts it as lost.
+    /// Sends a frame by the lane of its sender, or counts it as lost.
     pub fn send(&self, segments: Segments<'_>, counters: &Counters) {
         let Segments { frame, segment, udp } = segments;
+        let (_, sender) = forwarding::addresses(frame).unwrap_or_default();
+        let lane = &self.lanes[share_of(sender, self.attached.load(Ordering::Relaxed))];
         if segment != 0 && self.gives_trains.load(Ordering::Relaxed) {
-            match self.give(frame, Some(TrainShape { segment, udp })) {
+            match lane.give(frame, Some(TrainShape { segment, udp })) {
                 Err(error) if error.kind() == ErrorKind::InvalidInput => {
                     self.refuse_trains(counters);
                 }
@@ -119,7 +161,7 @@ impl Port {
         }
         let mut split = Split::new(frame, segment);
         while let Some(packet) = split.next(frame) {
-            count(self.give(&frame[packet], None), counters);
+            count(lane.give(&frame[packet], None), counters);
         }
     }
 
@@ -129,24 +171,22 @@ impl Port {
     ///
     /// Those of [`Tap::follow`] and [`PacketSocket::follow`].
     pub fn follow(&self) -> Result<bool, Error> {
-        match &self.interface {
-            Interface::Tap(tap) => {
-                let is_new = tap.follow()?;
-                if is_new {
-                    let gives_trains = self.trains && tap.takes_trains();
-                    self.gives_trains.store(gives_trains, Ordering::Relaxed);
-                }
-                Ok(is_new)
+        let (mut is_new, mut attached) = (false, 0);
+        for lane in &self.lanes {
+            match lane.follow() {
+                Ok(is_another) => is_new |= is_another,
+                // The tap was made again without `multi_queue`.
+                Err(_) if attached != 0 && matches!(lane, Lane::Tap(_)) => break,
+                Err(error) => return Err(error),
             }
-            Interface::Socket(socket) => socket.follow(),
+            attached += 1;
         }
-    }
-
-    fn give(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
-        match &self.interface {
-            Interface::Tap(tap) => tap.send(frame, train),
-            Interface::Socket(socket) => socket.send(frame, train),
+        self.attached.store(attached, Ordering::Relaxed);
+        if let (true, Lane::Tap(tap)) = (is_new, &self.lanes[0]) {
+            let gives_trains = self.trains && tap.takes_trains();
+            self.gives_trains.store(gives_trains, Ordering::Relaxed);
         }
+        Ok(is_new)
     }
 
     /// Sends packets one by one from now on.
@@ -158,10 +198,42 @@ impl Port {
 
     /// Counts the frames that have come and were lost since the last call.
     pub fn count_losses(&self, counters: &Counters) {
-        if let Interface::Socket(socket) = &self.interface {
-            counters.add(UplinkCounter::RxLost, socket.take_losses().unwrap_or(0).into());
+        for lane in &self.lanes {
+            if let Lane::Socket(socket) = lane {
+                counters.add(UplinkCounter::RxLost, socket.take_losses().unwrap_or(0).into());
+            }
         }
     }
+
+    /// Returns the descriptor that becomes readable when something comes over a lane.
+    pub fn fd(&self, lane: usize) -> BorrowedFd<'_> {
+        match &self.lanes[lane] {
+            Lane::Tap(tap) => tap.as_fd(),
+            Lane::Socket(socket) => socket.as_fd(),
+        }
+    }
+}
+
+impl Lane {
+    fn follow(&self) -> Result<bool, Error> {
+        match self {
+            Self::Tap(tap) => tap.follow(),
+            Self::Socket(socket) => socket.follow(),
+        }
+    }
+
+    fn give(&self, frame: &[u8], train: Option<TrainShape>) -> Result<(), Error> {
+        match self {
+            Self::Tap(tap) => tap.send(frame, train),
+            Self::Socket(socket) => socket.send(frame, train),
+        }
+    }
+}
+
+/// Returns the index of the share that an address is in, of so many.
+fn share_of(mac: Mac, shares: usize) -> usize {
+    let shares = u8::try_from(shares).ok().and_then(NonZeroU8::new);
+    shares.map_or(0, |shares| Share::index_of(mac, shares))
 }
 
 /// Takes frames of a socket. The next call takes so many that they are about [`BYTES`] if they are as long as these.
@@ -192,15 +264,6 @@ fn count(sent: Result<(), Error>, counters: &Counters) {
         }
         Err(error) => {
             counters.report(UplinkCounter::TxLost, format_args!("a packet is lost: {error}"));
-        }
-    }
-}
-
-impl AsFd for Port {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.interface {
-            Interface::Tap(tap) => tap.as_fd(),
-            Interface::Socket(socket) => socket.as_fd(),
         }
     }
 }

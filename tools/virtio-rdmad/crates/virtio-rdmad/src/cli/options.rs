@@ -120,8 +120,8 @@ pub struct Options {
     /// A tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
     /// bring the packets of the guests to it.
     ///
-    /// The packets go through a packet socket on an interface=, such as the one that the guests have
-    /// macvtaps on. virtio-rdmad needs CAP_NET_RAW to open it, and gives that up afterwards. The user
+    /// The packets go through packet sockets on an interface=, such as the one that the guests have
+    /// macvtaps on. virtio-rdmad needs CAP_NET_RAW to open them, and gives that up afterwards. The user
     /// guide says how to keep the packets from the guests' kernels. Guests with nic= cannot use it.
     ///
     /// With trains=off the kernel is given single packets. This is for network cards that spoil the

@@ -5,7 +5,7 @@
 //! ([`crate::os::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
 //! that of the control socket accept connections as well; those of switches do
-//! that too, make an epoll instance, and look after the uplink: they bind its socket or its tap once more, and look up
+//! that too, make an epoll instance, and look after the uplink: they bind its sockets or its tap once more, and look up
 //! its routes.
 //! No thread can open a file, make a socket,
 //! start a program or make memory executable. A system call that is not allowed fails with EPERM and

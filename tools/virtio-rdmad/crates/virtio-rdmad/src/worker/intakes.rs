@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The intakes of networks, as one worker sees them.
 //!
-//! A worker takes over the intake of a network that it serves a guest of, if no other worker has it. It
-//! polls the uplink for as long as something tends to come soon, as it polls guests. Then the uplink is
-//! armed: an event tells that something has come.
+//! A worker takes over the intakes of a network that it serves a guest of, if no other worker has them: those of the
+//! lanes of its guests, and those of lanes that are no guest's. It polls a lane for as long as something tends to come
+//! soon, as it polls guests. Then the lane is armed: an event tells that something has come.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use network::{Found, Intake};
+use network::{Found, Intake, Mac};
 use rustix::io::Errno;
 
 use super::poller::{Poller, Source};
@@ -35,6 +35,8 @@ struct View {
     intake: Arc<Intake>,
     /// The number of guests of the network that the worker serves.
     guests: u32,
+    /// The number of those whose lane it is.
+    own_guests: u32,
     state: State,
     /// The time for which the worker polls while nothing comes.
     spin: Spin,
@@ -65,6 +67,7 @@ impl Intakes {
         let view = |intake: &Arc<Intake>| View {
             intake: Arc::clone(intake),
             guests: 0,
+            own_guests: 0,
             state: State::Away(now),
             spin: Spin::new(poll, now),
             is_busy: false,
@@ -73,14 +76,26 @@ impl Intakes {
         Self { views: intakes.iter().map(view).collect(), worker, poller: Arc::clone(poller) }
     }
 
-    /// Notes that the worker begins to serve a guest of a network.
-    pub fn join(&mut self, network: &str) {
-        self.views_of(network).for_each(|view| view.guests += 1);
+    /// Notes that the worker begins to serve a guest of a network, with its MAC address if that is known.
+    pub fn join(&mut self, network: &str, mac: Option<Mac>) {
+        for view in self.views_of(network) {
+            view.guests += 1;
+            if mac.is_some_and(|mac| view.intake.is_of(mac)) {
+                view.own_guests += 1;
+                view.intake.add_guest();
+            }
+        }
     }
 
     /// Notes that the worker serves a guest of a network no longer.
-    pub fn leave(&mut self, network: &str) {
-        self.views_of(network).for_each(|view| view.guests -= 1);
+    pub fn leave(&mut self, network: &str, mac: Option<Mac>) {
+        for view in self.views_of(network) {
+            view.guests -= 1;
+            if mac.is_some_and(|mac| view.intake.is_of(mac)) {
+                view.own_guests -= 1;
+                view.intake.remove_guest();
+            }
+        }
     }
 
     fn views_of<'a>(&'a mut self, network: &'a str) -> impl Iterator<Item = &'a mut View> {
@@ -90,11 +105,12 @@ impl Intakes {
     /// Takes over the intakes that the worker is to have, and gives back the others.
     pub fn review(&mut self, now: Instant) -> Result<(), Errno> {
         for at in 0..self.views.len() {
-            let View { guests, state, parts, .. } = self.views[at];
+            let View { state, parts, .. } = self.views[at];
+            let is_wanted = self.views[at].is_wanted();
             match state {
-                State::Away(until) if guests != 0 && until <= now => self.take_over(at)?,
+                State::Away(until) if is_wanted && until <= now => self.take_over(at)?,
                 State::Away(_) => {}
-                _ if guests == 0 => self.give_back(at, now),
+                _ if !is_wanted => self.give_back(at, now),
                 _ if parts >= MOST_PARTS => self.give_back(at, now + RELIEF),
                 _ => {}
             }
@@ -162,6 +178,12 @@ impl Intakes {
 }
 
 impl View {
+    /// Returns whether the worker is to have the intake: the lane is that of a guest that it serves, or that of no
+    /// guest that a worker serves.
+    fn is_wanted(&self) -> bool {
+        self.own_guests != 0 || self.guests != 0 && !self.intake.has_guests()
+    }
+
     fn turn(&mut self) -> bool {
         let found = self.intake.turn();
         self.parts = if found == Found::Part { self.parts + 1 } else { 0 };
@@ -176,6 +198,8 @@ impl Drop for Intakes {
             if !matches!(self.views[at].state, State::Away(_)) {
                 self.give_back(at, Instant::now());
             }
+            let View { intake, own_guests, .. } = &self.views[at];
+            (0..*own_guests).for_each(|_| intake.remove_guest());
         }
     }
 }
@@ -183,6 +207,7 @@ impl Drop for Intakes {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
+    use std::num::NonZeroU8;
 
     use engine::{Fabric, FabricConfig};
     use network::{vxlan, Switch, Uplink};
@@ -208,11 +233,12 @@ mod tests {
             let at = |end: u8| format!("127.{high}.{low}.{end}");
             let (here, there) = (at(0x81 + 2 * test), at(0x82 + 2 * test));
             let spec: UplinkSpec = format!("vxlan=9,local={here},remote={there}").parse().unwrap();
-            let uplink =
-                Uplink::open("default", &spec.way().unwrap(), None, false, Some(&[])).unwrap();
+            let way = spec.way().unwrap();
+            let lanes = NonZeroU8::MIN;
+            let uplink = Uplink::open("default", &way, None, false, Some(&[]), lanes).unwrap();
             let switch = Arc::new(Switch::new(Some(uplink.clone()), Vec::new()).unwrap());
             let fabric = Fabric::new(FabricConfig::default());
-            let intake = Arc::new(Intake::new(switch, uplink, fabric).unwrap());
+            let intake = Intake::of_lanes(&switch, &uplink, &fabric).unwrap().remove(0);
             let other = UdpSocket::bind((there, 0)).unwrap();
             let address = format!("{here}:{}", vxlan::PORT);
             Self { intake, poller: Arc::new(Poller::new().unwrap()), other, address }
@@ -243,19 +269,19 @@ mod tests {
     fn one_worker_has_it_while_it_serves_a_guest_of_the_network() {
         let (bench, now) = (Bench::new(0), Instant::now());
         let (mut one, mut other) = (bench.view(0, now), bench.view(1, now));
-        one.join("another network");
+        one.join("another network", None);
         one.review(now).unwrap();
         assert!(bench.intake.is_of_thread());
-        one.join("default");
+        one.join("default", None);
         one.review(now).unwrap();
         assert!(!bench.intake.is_of_thread());
-        other.join("default");
+        other.join("default", None);
         other.review(now).unwrap();
         bench.send(1);
         assert_eq!(bench.events(), [Source::Uplink(0)]);
         other.notice(0);
         assert!(!other.turn() && !other.is_polling());
-        one.leave("default");
+        one.leave("default", None);
         one.review(now).unwrap();
         assert!(bench.intake.is_of_thread());
         other.review(now).unwrap();
@@ -264,12 +290,41 @@ mod tests {
         assert!(bench.intake.is_of_thread());
     }
 
+    /// A worker whose guest's lane it is gets it from another one, and the other one gets it when that guest has gone.
+    #[test]
+    fn the_worker_of_the_lane_comes_first() {
+        const GUEST: Option<Mac> = Some([0x52, 0x54, 0, 0, 0, 1]);
+        let (bench, now) = (Bench::new(3), Instant::now());
+        let (mut own, mut other) = (bench.view(0, now), bench.view(1, now));
+        let has = |view: &Intakes| view.views[0].state == State::Armed;
+        other.join("default", None);
+        other.review(now).unwrap();
+        assert!(has(&other));
+        own.join("default", GUEST);
+        own.review(now).unwrap();
+        assert!(!has(&own), "the other one has it");
+        other.review(now).unwrap();
+        assert!(!has(&other) && bench.intake.is_of_thread());
+        other.review(now).unwrap();
+        assert!(!has(&other), "it is left to the worker whose it is");
+        own.review(now).unwrap();
+        assert!(has(&own));
+        own.leave("default", GUEST);
+        own.review(now).unwrap();
+        other.review(now).unwrap();
+        assert!(!has(&own) && has(&other));
+        own.join("default", GUEST);
+        drop(own);
+        other.review(now).unwrap();
+        assert!(has(&other), "a worker that has ended wants nothing");
+    }
+
     #[test]
     fn it_is_polled_after_an_event() {
         let (bench, now) = (Bench::new(1), Instant::now());
         bench.send(1);
         let mut view = bench.view(0, now);
-        view.join("default");
+        view.join("default", None);
         view.review(now).unwrap();
         assert!(!view.turn() && !view.is_polling());
         // The worker is also told of frames that came before it took the intake over.
@@ -292,7 +347,7 @@ mod tests {
     fn a_flood_is_left_to_the_thread_of_the_switch() {
         let (bench, now) = (Bench::new(2), Instant::now());
         let mut view = bench.view(0, now);
-        view.join("default");
+        view.join("default", None);
         view.review(now).unwrap();
         bench.send(1);
         view.notice(0);

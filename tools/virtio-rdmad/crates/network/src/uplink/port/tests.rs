@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Packet sockets at both ends of a pair of veth, and taps.
 
+use std::time::Duration;
+
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::sockopt;
 
 use super::*;
 use crate::uplink::namespace::{self, run};
@@ -37,7 +40,8 @@ impl End {
     }
 
     fn with_trains(name: &str, station: Mac, trains: bool) -> Self {
-        let port = Port::socket(&spec(name, trains), name, Some(&[station])).unwrap();
+        let (spec, stations) = (spec(name, trains), [station]);
+        let port = Port::sockets(&spec, name, Some(&stations), NonZeroU8::MIN).unwrap();
         Self { port, counters: Counters::new(name) }
     }
 
@@ -50,11 +54,13 @@ impl End {
     /// Waits for a frame. Returns its length, and the bytes of a segment.
     fn wait(&self) -> (usize, u16) {
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(&self.port, PollFlags::IN)], Some(&limit)).unwrap();
+        let ready =
+            poll(&mut [PollFd::from_borrowed_fd(self.port.fd(0), PollFlags::IN)], Some(&limit))
+                .unwrap();
         assert_eq!(ready, 1, "no frame comes");
         let mut came = None;
         let deliver = |frame: &[u8], segment| came = Some((frame.len(), segment));
-        self.port.receive(&mut room(&self.port, 1), &self.counters, deliver).unwrap();
+        self.port.receive(0, &mut room(&self.port, 1), &self.counters, deliver).unwrap();
         came.unwrap()
     }
 
@@ -104,9 +110,19 @@ fn no_train_goes_where_none_is_wanted() {
     in_namespace("no_train_goes_where_none_is_wanted", || {
         let (near, far) = (End::with_trains("near", NEAR, false), End::open("far", FAR));
         near.send(2500, 1000, UDP);
-        let came: Vec<_> = (0..3).map(|_| far.wait()).collect();
-        assert_eq!(came, [(HEADERS + 1000, 0), (HEADERS + 1000, 0), (HEADERS + 500, 0)]);
+        let packets = [(HEADERS + 1000, 0), (HEADERS + 1000, 0), (HEADERS + 500, 0)];
+        let came = || (0..3).map(|_| far.wait()).collect::<Vec<_>>();
+        assert_eq!(came(), packets);
         assert_eq!((near.count("tx_frames"), near.count("tx_lost")), (3, 0));
+        let (spec, lanes) = (spec("near", false), NonZeroU8::new(3).unwrap());
+        let lanes = Port::sockets(&spec, "near", Some(&[NEAR]), lanes).unwrap();
+        for sender in 0..3 {
+            let mut frame = packet(2500);
+            frame[11] = sender;
+            let segments = Segments { frame: &mut frame, segment: 1000, udp: UDP };
+            lanes.send(segments, &near.counters);
+            assert_eq!(came(), packets, "lane {sender}");
+        }
     });
 }
 
@@ -116,7 +132,7 @@ fn a_tap_without_trains_is_given_packets() {
     in_namespace("a_tap_without_trains_is_given_packets", || {
         let make = || run("ip tuntap add name tap0 mode tap");
         make();
-        let open = |trains| Port::tap(&spec("tap0", trains), true);
+        let open = |trains| Port::tap(&spec("tap0", trains), true, NonZeroU8::MIN);
         let counters = Counters::new("tap0");
         let sent = |port: &Port| {
             let (mut frame, before) = (packet(2500), counters.read()["tx_frames"]);
@@ -128,12 +144,12 @@ fn a_tap_without_trains_is_given_packets() {
             Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
         };
         run("ip link set tap0 up");
-        let Interface::Tap(tap) = &port.interface else { panic!("this is a tap") };
+        let Lane::Tap(tap) = &port.lanes[0] else { panic!("this is a tap") };
         let kernel_takes_trains = tap.takes_trains();
         assert_eq!(sent(&port), if kernel_takes_trains { 1 } else { 3 });
         drop(port);
         let port = open(false).unwrap();
-        let Interface::Tap(tap) = &port.interface else { panic!("this is a tap") };
+        let Lane::Tap(tap) = &port.lanes[0] else { panic!("this is a tap") };
         assert_eq!(tap.takes_trains(), kernel_takes_trains, "those that come");
         assert_eq!(sent(&port), 3);
         run("ip link del tap0");
@@ -155,7 +171,7 @@ fn the_bytes_that_are_taken_at_once_have_a_bound() {
         let mut take = || {
             let mut came = Vec::new();
             let note = |frame: &[u8], _| came.push(frame.len() - HEADERS);
-            let is_full = far.port.receive(&mut room, &far.counters, note).unwrap();
+            let is_full = far.port.receive(0, &mut room, &far.counters, note).unwrap();
             (came, is_full)
         };
         let send = |payload, count| {
@@ -207,7 +223,9 @@ fn an_interface_that_is_made_again_is_followed() {
         let soon = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         let comes = (0..600).any(|_| {
             far.port.send(Segments { frame: &mut back, segment: 0, udp: 0 }, &far.counters);
-            poll(&mut [PollFd::new(&near.port, PollFlags::IN)], Some(&soon)).unwrap() == 1
+            poll(&mut [PollFd::from_borrowed_fd(near.port.fd(0), PollFlags::IN)], Some(&soon))
+                .unwrap()
+                == 1
         });
         assert!(comes, "no frame comes back");
         assert_eq!(near.wait(), (HEADERS + 500, 0));
@@ -221,7 +239,7 @@ fn a_carrier_comes_and_goes() {
         let carrier = tap::Carrier::open("near").unwrap();
         // The kernel notes by a thread of its own that there is a carrier.
         let becomes = |is_up: bool| {
-            let pause = std::time::Duration::from_millis(10);
+            let pause = Duration::from_millis(10);
             let is_so = (0..6000).any(|_| {
                 std::thread::sleep(pause);
                 carrier.is_up() == is_up
@@ -250,7 +268,7 @@ fn a_tap_that_is_made_again_is_followed() {
     in_namespace("a_tap_that_is_made_again_is_followed", || {
         let make = || run("ip tuntap add name tap0 mode tap");
         make();
-        let port = match Port::tap(&spec("tap0", true), true) {
+        let port = match Port::tap(&spec("tap0", true), true, NonZeroU8::MIN) {
             Ok(port) => port,
             Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
         };
@@ -270,11 +288,148 @@ fn a_tap_that_is_made_again_is_followed() {
         assert_eq!(send(), 2);
         // What the kernel sends by itself over a new interface comes to the process.
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(&port, PollFlags::IN)], Some(&limit)).unwrap();
+        let ready =
+            poll(&mut [PollFd::from_borrowed_fd(port.fd(0), PollFlags::IN)], Some(&limit)).unwrap();
         assert_eq!(ready, 1, "no frame comes");
         let mut came = 0;
-        port.receive(&mut room(&port, 1), &counters, |frame, _| came = frame.len()).unwrap();
+        port.receive(0, &mut room(&port, 1), &counters, |frame, _| came = frame.len()).unwrap();
         assert!(came > 14, "{came} bytes");
+    });
+}
+
+/// Takes all frames that have come over a lane, and returns the bytes at these places of each.
+fn take<const COUNT: usize>(port: &Port, lane: usize, places: [usize; COUNT]) -> Vec<[u8; COUNT]> {
+    let (mut room, mut came) = (room(port, usize::MAX), Vec::new());
+    let counters = Counters::new("taken");
+    let mut note =
+        |frame: &[u8], _| came.push(places.map(|at| frame.get(at).copied().unwrap_or_default()));
+    while port.receive(lane, &mut room, &counters, &mut note).is_ok() {}
+    came
+}
+
+/// What comes for a station comes over its lane, in its order, also over an interface that was made again.
+#[test]
+fn each_station_has_a_lane() {
+    in_namespace("each_station_has_a_lane", || {
+        let stations: Vec<Mac> = (1..=5).map(|last| [0x52, 0x54, 0, 0, 1, last]).collect();
+        let lanes = NonZeroU8::new(3).unwrap();
+        // The kernel gives a frame to the socket that was opened first behind all others.
+        let spec = spec("far", true);
+        let last = Port::sockets(&spec, "far", None, NonZeroU8::MIN).unwrap();
+        let far = Port::sockets(&spec, "far", Some(&stations), lanes).unwrap();
+        // Each has the room for packets that wait that one socket would have.
+        let only = PacketSocket::open("near", Share::ALL, Some(&[])).unwrap();
+        buffers::enlarge([&only], Direction::In, "near");
+        let room_of = |socket| sockopt::socket_recv_buffer_size(socket).unwrap();
+        assert!((0..3).all(|lane| room_of(far.fd(lane)) == room_of(only.as_fd())));
+        let mut near = End::open("near", NEAR);
+        for round in 0..2 {
+            for number in 0..20 {
+                for to in stations.iter().chain([&[0xff; 6]]) {
+                    let mut frame = packet(100);
+                    frame[..6].copy_from_slice(to);
+                    frame[HEADERS] = number;
+                    let segments = Segments { frame: &mut frame, segment: 0, udp: 0 };
+                    near.port.send(segments, &near.counters);
+                }
+            }
+            let mut came = 0;
+            while came < 120 {
+                came += take(&last, 0, []).len();
+            }
+            for lane in 0..3 {
+                let came = take(&far, lane, [5, HEADERS]);
+                let own = |to: &Mac| far.lane_of(*to) == lane;
+                for to in stations.iter().chain([&[0xff; 6]]).filter(|to| own(to)) {
+                    let numbers = came.iter().filter(|it| it[0] == to[5]).map(|it| it[1]);
+                    assert!(numbers.eq(0..20), "round {round}, lane {lane}, {to:x?}");
+                }
+                let others = came.iter().filter(|it| !own(&[0, 0, 0, 0, 0, it[0]]));
+                assert_eq!(others.count(), 0, "round {round}, lane {lane}");
+            }
+            if round == 0 {
+                run("ip link del far");
+                assert!(follow(&far).is_err());
+                run("ip link add near type veth peer name far");
+                run("ip link set far up");
+                run("ip link set near up");
+                assert_eq!((follow(&far), follow(&last)), (Ok(true), Ok(true)));
+                assert_eq!(follow(&far), Ok(false));
+                near = End::open("near", NEAR);
+            }
+        }
+    });
+}
+
+/// A tap that was made for it has several queues. The packets of a flow come over one of them, in their order. A tap
+/// that is made again without them goes on with one.
+#[test]
+fn a_tap_has_queues_if_it_was_made_for_it() {
+    in_namespace("a_tap_has_queues_if_it_was_made_for_it", || {
+        let make = |kind: &str| {
+            run(&format!("ip tuntap add name tap0 mode tap{kind}"));
+            run("ip link set tap0 up");
+        };
+        let open = |lanes| Port::tap(&spec("tap0", true), true, NonZeroU8::new(lanes).unwrap());
+        make("");
+        match open(4) {
+            Ok(port) => assert_eq!(port.lanes(), 1),
+            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
+        }
+        run("ip link del tap0");
+        make(" multi_queue");
+        assert_eq!(open(1).unwrap().lanes(), 1);
+        let port = open(4).unwrap();
+        assert_eq!(port.lanes(), 4);
+        // What the kernel sends over the tap comes to the port, as soon as the kernel's own thread has noticed that
+        // there is one.
+        let kernel = End::open("tap0", NEAR);
+        let send = |flow, number| {
+            let mut frame = packet(100);
+            (frame[usize::from(UDP) + 1], frame[HEADERS]) = (flow, number);
+            kernel.port.send(Segments { frame: &mut frame, segment: 0, udp: 0 }, &kernel.counters);
+        };
+        let comes = |flow| {
+            send(flow, 0);
+            let mut came = (0..4).flat_map(|lane| take(&port, lane, [usize::from(UDP) + 1]));
+            came.any(|[other]| other == flow)
+        };
+        let soon = || std::thread::sleep(Duration::from_millis(10));
+        assert!(
+            (0..6000).any(|_| comes(0xff) || {
+                soon();
+                false
+            }),
+            "no frame comes"
+        );
+        for number in 0..20 {
+            (0..16).for_each(|flow| send(flow, number));
+        }
+        let mut lanes_of_flows = vec![Vec::new(); 16];
+        for lane in 0..4 {
+            // The kernel sends packets of its own as well.
+            let came = take(&port, lane, [0, usize::from(UDP) + 1, HEADERS]);
+            let of_flow = |flow: u8| came.iter().filter(move |it| it[..2] == [FAR[0], flow]);
+            for flow in 0..16 {
+                let numbers: Vec<_> = of_flow(flow).map(|it| it[2]).collect();
+                if !numbers.is_empty() {
+                    assert!(numbers.iter().copied().eq(0..20), "flow {flow}: {numbers:?}");
+                    lanes_of_flows[usize::from(flow)].push(lane);
+                }
+            }
+        }
+        assert!(lanes_of_flows.iter().all(|lanes| lanes.len() == 1), "{lanes_of_flows:?}");
+        assert!(lanes_of_flows.iter().any(|lanes| *lanes != lanes_of_flows[0]));
+        run("ip link del tap0");
+        make("");
+        assert_eq!((follow(&port), follow(&port)), (Ok(true), Ok(false)));
+        let counters = Counters::new("tap0");
+        for sender in 0..8 {
+            let mut frame = packet(100);
+            frame[11] = sender;
+            port.send(Segments { frame: &mut frame, segment: 0, udp: 0 }, &counters);
+        }
+        assert_eq!(counters.read()["tx_frames"], 8);
     });
 }
 
