@@ -31,6 +31,31 @@
 //! cannot be bound once more (`packet_do_bind()` returns EINVAL), which has to happen when an interface is made again.
 //! Whoever opens another socket for that needs CAP_NET_RAW, which is given up by then. And the places of the sockets in
 //! the group change when the interface goes down and comes up (`__fanout_unlink()`).
+//!
+//! # Why it is no AF_XDP socket
+//! An AF_XDP socket shares memory with the kernel, too. A program of eBPF on the interface chooses the frames that the
+//! kernel puts there, before the kernel makes packets of its own of them (Documentation/networking/af_xdp.rst). This is
+//! what it would take:
+//!
+//! * A socket for each queue of the interface, because a socket belongs to one queue, and the card chooses the queue.
+//! * A program that tells packets of RoCE v2 to guests from all others, with a map of the sockets and one of the
+//!   stations. To load and to attach it takes CAP_BPF and CAP_NET_ADMIN (capabilities(7)), where a packet socket takes
+//!   CAP_NET_RAW. The daemon changes the stations while it serves guests, so the sandbox would have to allow bpf(2).
+//! * An interface that nobody else wants such a program on, or a program that calls others, as that of libxdp.
+//! * Memory in pieces of a page at most. A frame that is longer than a piece is in several (XDP_USE_SG, Linux 6.6), and
+//!   drivers limit the MTU if the program does not say that it can deal with that.
+//! * New sockets, with the capabilities, for an interface that is made again: the kernel takes a socket away from an
+//!   interface that is removed, and such a socket cannot be bound once more (`xsk_notifier()` in `net/xdp/xsk.c`).
+//!
+//! There are no trains: the program sees packets before the kernel merges them, and what is sent is not taken apart.
+//!
+//! Over a pair of veth one may expect little for single packets, and a loss for trains (Linux 7.2). veth has no mode
+//! without copies. It copies a packet that a socket has sent, for the program (`veth_convert_skb_to_xdp_buff()` in
+//! `drivers/net/veth.c`), and the kernel copies it once more into the memory of the socket (`__xsk_rcv()`), where
+//! recvmmsg(2) copies it once. A program at one end takes segmentation offload away from the other end
+//! (`veth_xdp_set()`), so the kernel takes each train apart there. What is saved is the system call, and the work for
+//! the queue of the packet socket. A card whose driver has a mode without copies is another matter, which nobody has
+//! measured here.
 
 use std::collections::BTreeSet;
 use std::fs::File;
