@@ -5,7 +5,7 @@ mod adapters;
 mod buffers;
 pub mod counters;
 #[cfg(test)]
-mod namespace;
+pub(crate) mod namespace;
 mod port;
 mod room;
 mod spec;

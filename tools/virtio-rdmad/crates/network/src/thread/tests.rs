@@ -6,6 +6,7 @@ use std::num::NonZeroU8;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use rustix::net::{
 use super::*;
 use crate::forwarding::Mac;
 use crate::nic::{Framing, Listener};
-use crate::uplink::{Uplink, WaySpec};
+use crate::uplink::{namespace, PortSpec, Uplink, WaySpec};
 use crate::{vxlan, TunnelSpec};
 
 /// A bound on what does not happen if something is broken.
@@ -26,6 +27,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A switch, with a guest for each framing in a list. It ends when this is dropped.
 struct Running {
     switch: Arc<Switch>,
+    intakes: Vec<Arc<Intake>>,
     directory: PathBuf,
     end: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -116,8 +118,9 @@ impl Running {
         let (of_thread, fabric) = (Arc::clone(&switch), Fabric::new(FabricConfig::default()));
         let intakes = uplink.map(|uplink| Intake::of_lanes(&switch, &uplink, &fabric).unwrap());
         let intakes = intakes.unwrap_or_default();
-        let thread = std::thread::spawn(move || run(&of_thread, &fabric, &intakes, &ended));
-        Self { switch, directory, end: Some(end), thread: Some(thread) }
+        let of_switch = intakes.clone();
+        let thread = std::thread::spawn(move || run(&of_thread, &fabric, &of_switch, &ended));
+        Self { switch, intakes, directory, end: Some(end), thread: Some(thread) }
     }
 
     /// Connects the VMM of a guest.
@@ -362,4 +365,86 @@ fn interfaces_come_and_go() {
     }
     running.switch.remove_nic("nobody");
     assert_eq!(running.switch.nics().len(), 2);
+}
+
+/// The number of flows, and of packets that a test wants to see.
+const FLOWS: u8 = 16;
+const PACKETS: u32 = 20_000;
+
+/// Returns a packet of a flow to the first guest, with its number.
+fn numbered(flow: u8, number: u32) -> Vec<u8> {
+    let ip = [0x45, 0, 0, 33, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    let udp = [0xc0, flow, 0, 9, 0, 13, 0, 0];
+    let numbers = [&[flow][..], &number.to_be_bytes()].concat();
+    [&mac(0)[..], &mac(9), &[0x08, 0x00], &ip, &udp, &numbers].concat()
+}
+
+/// Makes threads end when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes packets that came, and asserts that those of each flow come in their order.
+fn check_order(vmm: &Vmm) {
+    let (mut last, mut count) = ([0; FLOWS as usize], 0);
+    while count < PACKETS {
+        let frame = vmm.receive();
+        // The kernel sends something of its own as well.
+        if frame[6..12] == mac(9) {
+            let [flow, number @ ..]: [u8; 5] = *frame.last_chunk().unwrap();
+            let (number, last) = (u32::from_be_bytes(number), &mut last[usize::from(flow)]);
+            assert!(number > *last, "flow {flow}: {number} after {last}");
+            *last = number;
+            count += 1;
+        }
+    }
+}
+
+/// The packets of a flow keep their order while two threads besides that of the switch take lanes over and give them
+/// back. The uplink is a tap with queues, because its frames go to interfaces of guests, where a test sees them.
+#[test]
+fn packets_keep_their_order_while_lanes_change_hands() {
+    let test = "thread::tests::packets_keep_their_order_while_lanes_change_hands";
+    namespace::in_namespace(test, || {
+        namespace::run("ip tuntap add name tap0 mode tap multi_queue");
+        namespace::run("ip link set tap0 up");
+        let way = WaySpec::Tap(PortSpec { name: "tap0".to_owned(), trains: true });
+        let lanes = NonZeroU8::new(4).unwrap();
+        let uplink = match Uplink::open("default", &way, None, true, None, lanes) {
+            Ok(uplink) => uplink,
+            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
+        };
+        let running = Running::with_uplink("order", &[Framing::Stream], Some(uplink));
+        assert_eq!(running.intakes.len(), 4);
+        let vmms = running.connect_all(&[Framing::Stream]);
+        let kernel = tap::PacketSocket::open("tap0", tap::Share::ALL, Some(&[])).unwrap();
+        let done = AtomicBool::new(false);
+        let take_in = |worker| {
+            while !done.load(Ordering::Relaxed) {
+                for intake in running.intakes.iter().filter(|intake| intake.claim(worker)) {
+                    intake.turn();
+                    intake.give_back();
+                }
+            }
+        };
+        let send = || {
+            for number in (1..).take_while(|_| !done.load(Ordering::Relaxed)) {
+                for flow in 0..FLOWS {
+                    // One that is too many is lost.
+                    let _ = kernel.send(&numbered(flow, number), None);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let _ends = Ends(&done);
+            scope.spawn(|| take_in(0));
+            scope.spawn(|| take_in(1));
+            scope.spawn(send);
+            check_order(&vmms[0]);
+        });
+    });
 }
