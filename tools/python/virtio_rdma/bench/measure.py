@@ -96,7 +96,7 @@ class Pair:
             raise Refused(f"no connection manager: the kernel's MADs want a CQ of {MAD_CQE}, "
                           f"the device has {self.limits['max_cqe']}")
         if point.kind == "nvme":
-            return nvme_reads(self.server, self.client, self.hang_seconds, "rdma")
+            return nvme_reads(self.server, self.client, self.hang_seconds, "rdma", point.qps)
         return self.connections(point)
 
     def lost(self):
@@ -303,7 +303,7 @@ class Plain:
     def measure(self, point, seconds):
         """Returns the figure of a point, in its unit."""
         if point.kind == "nvme":
-            return nvme_reads(self.server, self.client, self.hang_seconds, self.path)
+            return nvme_reads(self.server, self.client, self.hang_seconds, self.path, point.qps)
         if point.kind == "cpu":
             return processor_time(lambda count: self.program("tcp-count", point.size, count), point.size)
         return self.program(point.tool_over(self.path).replace("_", "-"), point.size, seconds)
@@ -386,18 +386,19 @@ def processor_time(run, size):
     return (many - few) / ((CPU_COUNTS[1] - CPU_COUNTS[0]) * size / 2**30)
 
 
-def nvme_reads(server, client, hang_seconds, transport):
-    """Returns random reads of 4 KiB a second, 16 at a time, of a namespace in the other guest's memory."""
+def nvme_reads(server, client, hang_seconds, transport, depth):
+    """Returns random reads of 4 KiB a second, `depth` at a time, of a namespace in the other guest's memory."""
     try:
         server.check(["/mnt/nvme", "up", transport, server.address], timeout=hang_seconds)
-        return last_number(client, hang_seconds, ["/mnt/nvme", "read", transport, server.address, str(NVME_SECONDS)])
+        return last_number(client, hang_seconds, ["/mnt/nvme", "read", transport, server.address,
+                                                  str(NVME_SECONDS), str(depth)])
     finally:
         server.run(["/mnt/nvme", "down"], timeout=hang_seconds)
 
 
-def own_disk_reads(guest, hang_seconds):
+def own_disk_reads(guest, hang_seconds, depth):
     """Returns reads a second of a disk in the guest's own memory, as nvme_reads() does of the other guest's."""
-    return last_number(guest, hang_seconds, ["/mnt/nvme", "local", str(NVME_SECONDS)])
+    return last_number(guest, hang_seconds, ["/mnt/nvme", "local", str(NVME_SECONDS), str(depth)])
 
 
 def last_number(guest, hang_seconds, argv):

@@ -24,6 +24,10 @@ RESTARTS = "restarts"
 HELD_QPS, HELD_MRS = 1000, 10_000
 # Pairs of user-mode Linux guests beside each other, behind a device that has some workers.
 SCALE = "scale"
+# The same, each guest as on a host of its own.
+SCALE_HOSTS = "scale-hosts"
+# Where a bandwidth is one of a network.
+OVER_THE_WIRE = (HOSTS, CABLE, SCALE_HOSTS)
 SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
 # An emulated guest takes seconds to start a program, so the sizes that add least to a curve are left out.
 UML_ONLY_SIZES = (64, 512)
@@ -34,6 +38,8 @@ RATE_QPS = (1, 16, 64, 1000)
 ATOMIC_SIZE = 8
 # How many connections of the RDMA connection manager there are at a time.
 CONNECTIONS_AT_A_TIME = (1, 8)
+# Reads of NVMe over Fabrics at a time: on one host, and between two.
+NVME_DEPTH, NVME_DEPTH_OF_HOSTS = 16, 32
 REGISTRATIONS = (4096, 1 << 20, 64 << 20)
 # The size of an MR whose pages are huge.
 HUGE_REGISTRATION = 64 << 20
@@ -76,6 +82,9 @@ class Combination:
 COMBINATIONS = tuple(Combination(*numbers) for numbers in ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8)))
 # What the limits of the machine stand beside, and what is compared with that.
 ALONE, WIDEST = COMBINATIONS[1], COMBINATIONS[-1]
+# Between hosts, one worker has one pair, and then each worker has a pair.
+ALONE_OF_HOSTS, WIDEST_OF_HOSTS = COMBINATIONS[0], COMBINATIONS[4]
+ENDS = {SCALE: (ALONE, WIDEST), SCALE_HOSTS: (ALONE_OF_HOSTS, WIDEST_OF_HOSTS)}
 # What a machine that has few processors is asked for at most.
 FEW_COMBINATIONS = COMBINATIONS[:3]
 # The columns stand in the place of paths.
@@ -154,12 +163,13 @@ def machine_kind(processors):
     return MANY if processors >= MANY_FROM else FEW
 
 
-def combinations(processors):
-    """Returns the columns of the table of scale: those in which each thread has a processor of its own. A machine with
+def combinations(vmm, processors):
+    """Returns the columns of a table of scale: those in which each thread has a processor of its own. A machine with
     few processors has the first ones, in which threads may share processors."""
     if machine_kind(processors) == FEW:
         return FEW_COMBINATIONS
-    return tuple(each for each in COMBINATIONS if each.threads <= processors)
+    every = COMBINATIONS if vmm == SCALE else (*FEW_COMBINATIONS, WIDEST_OF_HOSTS)
+    return tuple(each for each in every if each.threads <= processors)
 
 
 def load_of(tool):
@@ -226,13 +236,13 @@ def objects():
     for at_a_time in CONNECTIONS_AT_A_TIME:
         yield Point("rdma_connect", 0, PER_SECOND, at_a_time, kind="cm", goal=True,
                     quick=VMMS if at_a_time == 1 else ())
-    yield Point("nvme_read", 4096, PER_SECOND, 0, kind="nvme", goal=True, tcp="nvme_read", limit="own_disk",
+    yield Point("nvme_read", 4096, PER_SECOND, NVME_DEPTH, kind="nvme", goal=True, tcp="nvme_read", limit="own_disk",
                 vmms=("uml",))
     yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=VMMS)
 
 
 def over_the_wire():
-    """Yields what is measured between hosts, beside rxe and TCP over the same bridge."""
+    """Yields what is measured between two hosts, beside rxe and TCP over the same bridge."""
     for verb in ("write", "read"):
         for size in GOAL_SIZES["bw"]:
             yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", tcp="tcp_bw", goal=True, vmms=(HOSTS,))
@@ -248,6 +258,8 @@ def over_the_wire():
         yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", goal=True, longer=4, observed=True,
                     vmms=(HOSTS,))
         yield from of_device(f"ib_{verb}_rate", 1, True, (), (HOSTS,))
+    yield Point("nvme_read", 4096, PER_SECOND, NVME_DEPTH_OF_HOSTS, kind="nvme", goal=True, tcp="nvme_read",
+                vmms=(HOSTS,))
 
 
 def over_the_cable():
@@ -281,9 +293,18 @@ def scale():
                     vmms=(SCALE,))
 
 
+def scale_of_hosts():
+    """Yields what pairs of guests do beside each other if each guest is on a host of its own."""
+    for verb, size in (("write", 65536), ("read", 65536), ("write", RATE_SIZE)):
+        small = size == RATE_SIZE
+        tool = f"ib_{verb}_{'rate' if small else 'bw'}"
+        yield Point(tool, size, MPPS if small else MIBS, program=f"ib_{verb}_bw", goal=True, vmms=(SCALE_HOSTS,))
+        yield Point(tool + LEAST, size, OF_MEAN, kind="least", vmms=(SCALE_HOSTS,))
+
+
 def points(vmm, quick):
     """Returns the points of a run, in the order of the report."""
-    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable, restarts, scale)
+    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable, restarts, scale, scale_of_hosts)
     return [point for group in groups for point in group()
             if vmm in (point.quick if quick else point.vmms)]
 

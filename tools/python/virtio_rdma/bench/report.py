@@ -92,6 +92,7 @@ class Report:
         user-mode Linux unless they say otherwise."""
         every = ((plan.BOTH, self.copy_goals()), (plan.BOTH, self.small_goals()), (plan.FEW, self.shared_goals()),
                  (plan.MANY, self.alone_goals()), (plan.MANY, self.wide_goals()),
+                 (plan.MANY, self.wide_wire_goals()),
                  (plan.BOTH, self.goals_beside_others()), (plan.BOTH, self.wire_goals()),
                  (plan.BOTH, self.object_goals()), (plan.BOTH, self.restart_goals()))
         return [goal | {"processors": which} for which, group in every if which in (plan.BOTH, self.kind)
@@ -171,6 +172,15 @@ class Report:
             yield self.over(f"{place} {verb}s: of {plan.ALONE.name}", 3.9, at(tool, plan.WIDEST), at(tool, plan.ALONE))
             yield self.figure(f"{place} {verb}s: least pair of the mean", 0.95, at(tool + plan.LEAST, plan.WIDEST))
 
+    def wide_wire_goals(self):
+        """Yields what four pairs of guests on hosts of their own are to do of one pair, with a worker for each pair."""
+        for verb, size in (("write", 65536), ("read", 65536), ("write", plan.RATE_SIZE)):
+            tool = f"ib_{verb}_{'rate' if size == plan.RATE_SIZE else 'bw'}"
+            wide, alone = (self.at(tool, size, path=column.name, vmm=plan.SCALE_HOSTS)
+                           for column in (plan.WIDEST_OF_HOSTS, plan.ALONE_OF_HOSTS))
+            name = f"{plan.SCALE_HOSTS} {plan.WIDEST_OF_HOSTS.name}: {verb} of {size_text(size)}"
+            yield self.over(f"{name}: of {plan.ALONE_OF_HOSTS.name}", 3.5, wide, alone)
+
     def small_goals(self):
         """Yields what small messages are to take."""
         read = self.at("ib_read_lat", 2)
@@ -196,8 +206,9 @@ class Report:
                         self.at("eventfd", 0, path="limit"), False)
         # Neither can be reached where the guest's own disk is not faster than this.
         for path, target in (("tcp", 5), ("rxe", 8)):
-            yield self.over(f"NVMe-oF, random reads of 4 KiB: times {path}", target, self.at("nvme_read", 4096, 0),
-                            self.at("nvme_read", 4096, 0, path))
+            reads = "nvme_read", 4096, plan.NVME_DEPTH
+            yield self.over(f"NVMe-oF, random reads of 4 KiB: times {path}", target, self.at(*reads),
+                            self.at(*reads, path))
 
     def wire_goals(self):
         """Yields what messages over the wire are to be."""
@@ -208,20 +219,23 @@ class Report:
             for size in plan.GOAL_SIZES["bw"]:
                 here, name = at(f"ib_{verb}_bw", size), f"hosts: {verb} of {size_text(size)}"
                 yield self.over(f"{name}: times rxe", 5, here, at(f"ib_{verb}_bw", size, "rxe"))
-                yield self.over(f"{name}: of TCP", 0.7, here, at("tcp_bw", size, "tcp"))
+                yield self.over(f"{name}: times TCP", 3 if size == 65536 else 2, here, at("tcp_bw", size, "tcp"))
         for verb, way in (("write", "lat"), ("read", "rtt")):
             here, name = at(f"ib_{verb}_lat", 2), f"hosts: {verb} of 2 bytes"
-            yield self.over(f"{name}: of UDP over two taps", 1.5, here, at(f"taps_{way}", 2, "limit"), False)
+            yield self.over(f"{name}: of UDP over two taps", 2, here, at(f"taps_{way}", 2, "limit"), False)
             yield self.over(f"{name}: of UDP between guests", 1.5, here, at(f"udp_{way}", 2, "udp"), False)
         for verb in ("write", "send"):
-            yield self.figure(f"hosts: 64-byte {verb}s: M/s a device core", 1,
+            yield self.figure(f"hosts: 64-byte {verb}s: M/s a device core", 2,
                               at(f"ib_{verb}_rate{plan.CORE}", plan.RATE_SIZE))
         for verb in ("write", "read"):
-            yield self.over(f"hosts: processor time of {verb}s: of TCP's", 1, at(f"ib_{verb}_cpu", 1 << 20),
+            yield self.over(f"hosts: processor time of {verb}s: of TCP's", 0.6, at(f"ib_{verb}_cpu", 1 << 20),
                             at("tcp_cpu", 1 << 20, "tcp"), False)
         for verb in ("write", "read"):
             lossy, whole = (at(f"ib_{verb}_bw{end}", 65536, vmm=plan.CABLE) for end in ("_loss", ""))
-            yield self.over(f"cable: {verb}s at 1 % loss: of none", 0.8, lossy, whole)
+            yield self.over(f"cable: {verb}s at 1 % loss: of none", 0.95, lossy, whole)
+        reads = "nvme_read", 4096, plan.NVME_DEPTH_OF_HOSTS
+        yield self.over("hosts: NVMe-oF, random reads of 4 KiB: times TCP", 3,
+                        *(self.at(*reads, path=path, vmm=plan.HOSTS) for path in ("rings", "tcp")))
 
     def object_goals(self):
         """Yields what making objects is to be beside rxe."""
@@ -248,10 +262,13 @@ class Report:
         reached = None if value is None else (value >= target if least else value <= target)
         # How much of the goal is reached: 1 or more is all of it.
         ratio = None if not value else round(value / target if least else target / value, 3)
+        row = self.get(*key)
+        is_wire = row and row.value and row.unit == plan.MIBS and vmm in plan.OVER_THE_WIRE
         profile = self.profiles.get((vmm, plan.load_of(load[0]), *load[1:]), []) if reached is False else []
         return {"goal": name, "vmm": vmm, "path": path, "load": load, "target": target,
                 "at": "least" if least else "most", "value": None if value is None else round(value, 4),
                 "ratio": ratio, "reached": reached,
+                "gbit_per_s": round(row.value * 8 * 2**20 / 1e9, 3) if is_wire else None,
                 "profile": [{"percent": percent, "thread": thread, "in": where} for percent, thread, where in profile]}
 
     def ratio(self, above, below):
@@ -331,6 +348,8 @@ class Report:
                          + (f"  {old:.3g}" if old else ""))
             if goal["reached"] is False and "of_scattered_pages" in goal:
                 lines.append(f"    of memcpy between pages that lie anywhere: {goal['of_scattered_pages']:.3g}")
+            if goal["gbit_per_s"]:
+                lines.append(f"    {goal['gbit_per_s']:.3g} Gbit/s")
             if goal["profile"]:
                 lines.append("    time of all processors: " + ", ".join(
                     f"{part['thread']} in {part['in']} {part['percent']:.0f} %" for part in goal["profile"]))

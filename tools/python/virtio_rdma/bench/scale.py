@@ -11,9 +11,11 @@ import time
 from virtio_rdma import guests
 from virtio_rdma.bench import measure, plan, report
 from virtio_rdma.common import BUILD, Failure, say
+from virtio_rdma.guests.hosts import Hosts
 
 # Seconds of all columns together. Starting and ending the guests of the last column comes on top.
-BUDGET = 228
+BUDGET = {plan.SCALE: 228, plan.SCALE_HOSTS: 140}
+NETWORKS = {plan.SCALE: guests.Network, plan.SCALE_HOSTS: Hosts}
 # How often the points are measured that the limits of the machine or goals are about.
 ROUNDS = 3
 # The seconds of a load, as perftest takes them. In the first and in the last second, perftest counts nothing, so that
@@ -33,8 +35,9 @@ class Scale:
         self.options = options
         self.found = found
         self.hang_seconds = measure.HANG_SECONDS[options.quick]
-        self.deadline = time.monotonic() + BUDGET
-        every = [(each, self.points_of(each)) for each in by_importance(plan.combinations(found.processors))]
+        self.deadline = time.monotonic() + BUDGET[vmm]
+        self.alone, self.widest = plan.ENDS[vmm]
+        every = [(each, self.points_of(each)) for each in self.by_importance(plan.combinations(vmm, found.processors))]
         self.columns = [(combination, points) for combination, points in every if points]
 
     def points_of(self, combination):
@@ -72,7 +75,7 @@ class Scale:
             self.explain(combination, points)
             return
         # With one CPU, no two threads of a guest want a processor.
-        network = guests.Network(guests.Options(
+        network = NETWORKS[self.vmm](guests.Options(
             vmm="uml", guests=2 * combination.pairs, rdma="virtio", kernel_dir=self.options.kernel[self.vmm],
             image=self.options.image, share=self.options.share, memory=MEMORY, cpus=1, workers=combination.workers))
         failed = True
@@ -97,7 +100,7 @@ class Scale:
         """Measures every point once, and again those that are compared with a limit or with another column."""
         for number in range(ROUNDS):
             for point in points:
-                if point.kind == "least" or number and not again(combination, point):
+                if point.kind == "least" or number and not self.again(combination, point):
                     continue
                 if self.over():
                     return
@@ -105,7 +108,7 @@ class Scale:
                     continue  # it failed in the first round
                 self.step(combination, f"{number + 1}: {point.tool} {point.size}")
                 self.point(combination, points, pairs, point, number)
-                if combination == plan.ALONE:
+                if point.limit and combination == self.alone:
                     self.limit(point, limit, number)
 
     def row(self, combination, point):
@@ -134,7 +137,7 @@ class Scale:
         row = self.found.row(self.vmm, *report.limit_key(point), point.unit)
         seconds = COUNTED_SECONDS if point.limit == "memcpy" else CACHELINE_SECONDS
         try:
-            row.samples[(plan.ALONE.name, number, point.key)] = limit.measure(point.limit, point.size, seconds)
+            row.samples[(self.alone.name, number, point.key)] = limit.measure(point.limit, point.size, seconds)
         except measure.Refused as error:
             row.error = str(error)
 
@@ -144,15 +147,15 @@ class Scale:
             row = self.row(combination, point)
             row.error = row.error or "no time left"
 
+    def by_importance(self, combinations):
+        """Returns combinations in the order in which they are measured: what the goals need comes first."""
+        return sorted(combinations, key=lambda each: each not in (self.alone, self.widest))
 
-def by_importance(combinations):
-    """Returns combinations in the order in which they are measured: what the goals need comes first."""
-    return sorted(combinations, key=lambda each: each not in (plan.ALONE, plan.WIDEST))
-
-
-def again(combination, point):
-    """Returns whether a point is measured more than once in a column: where a goal needs a median."""
-    return combination == plan.ALONE or combination == plan.WIDEST and point.size == plan.RATE_SIZE
+    def again(self, combination, point):
+        """Returns whether a point is measured more than once in a column: where a goal needs a median."""
+        if combination == self.widest:
+            return point.size == plan.RATE_SIZE or self.vmm == plan.SCALE_HOSTS
+        return combination == self.alone
 
 
 def least_share(figures):
