@@ -30,6 +30,32 @@ const CALLS: usize = 64;
 const FRAMES: usize = 128;
 const BYTES: usize = 128 << 10;
 
+/// What may be taken in until something else gets a turn. Turns of several lanes may share a budget.
+#[derive(Clone, Copy)]
+pub struct Budget {
+    calls: usize,
+    frames: usize,
+    bytes: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { calls: CALLS, frames: FRAMES, bytes: BYTES }
+    }
+}
+
+impl Budget {
+    /// Returns whether nothing is left of it.
+    pub fn is_over(&self) -> bool {
+        self.calls == 0 || self.frames == 0 || self.bytes == 0
+    }
+
+    fn spend(&mut self, frame: &[u8]) {
+        self.frames = self.frames.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(frame.len());
+    }
+}
+
 /// The holder of an intake that no worker has: the thread of the switch.
 const THREAD: usize = usize::MAX;
 
@@ -42,6 +68,8 @@ pub enum Found {
     All,
     /// Something was taken, and more may have come.
     Part,
+    /// Nothing could be taken: the lane may have lost its interface.
+    Failed,
 }
 
 /// The intake of a lane.
@@ -109,11 +137,12 @@ impl Intake {
         self.guests.load(Ordering::Relaxed) != 0
     }
 
-    /// Gives the intake to a worker, if no worker has it. Returns whether that was so. While the interface is gone, the
-    /// thread of the switch keeps it: who begins to wait then is told of nothing, also when it is there again.
+    /// Gives the intake to a worker, if no worker has it. Returns whether that was so. While the lane has no interface,
+    /// the thread of the switch keeps it: who begins to wait then is told of nothing, also when it has one again.
     pub fn claim(&self, worker: usize) -> bool {
         let (order, holder) = (Ordering::SeqCst, &self.holder);
-        !self.uplink.is_gone() && holder.compare_exchange(THREAD, worker, order, order).is_ok()
+        self.uplink.has_lane(self.lane)
+            && holder.compare_exchange(THREAD, worker, order, order).is_ok()
     }
 
     /// Gives the intake back to the thread of the switch. The worker that has it calls this.
@@ -127,25 +156,24 @@ impl Intake {
         self.holder.load(Ordering::SeqCst) == THREAD
     }
 
-    /// Takes in a bounded number of frames that have come. The holder calls this.
-    pub fn turn(&self) -> Found {
+    /// Takes in frames that have come, as many as the budget allows. The holder calls this.
+    pub fn turn(&self, budget: &mut Budget) -> Found {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut found, mut frames, mut bytes) = (Found::Nothing, 0, 0);
-        for _ in 0..CALLS {
+        let mut found = Found::Nothing;
+        while !budget.is_over() {
+            budget.calls -= 1;
             let take = |frame: &[u8], segment| {
-                (frames, bytes) = (frames + 1, bytes + frame.len());
+                budget.spend(frame);
                 self.switch.take_from_uplink(&self.uplink, &self.fabric, frame, segment);
             };
             match self.uplink.receive(self.lane, &mut room, take) {
                 Ok(false) => return Found::All,
-                Ok(true) if frames < FRAMES && bytes < BYTES => found = Found::All,
-                Ok(true) => break,
+                Ok(true) => found = Found::All,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
                 Err(error) => {
-                    if error.kind() != ErrorKind::WouldBlock {
-                        // The next event tries it again.
-                        self.uplink.counters.report(UplinkCounter::RxError, error);
-                    }
-                    return found;
+                    // The next event tries it again.
+                    self.uplink.counters.report(UplinkCounter::RxError, error);
+                    return if found == Found::Nothing { Found::Failed } else { found };
                 }
             }
         }

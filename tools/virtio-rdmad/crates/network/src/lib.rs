@@ -24,7 +24,7 @@ pub mod uplink;
 pub mod vxlan;
 
 pub use forwarding::Mac;
-pub use intake::{Found, Intake};
+pub use intake::{Budget, Found, Intake};
 pub use nic::{Framing, Listener, Nic};
 pub use switch::Switch;
 pub use uplink::{PortSpec, TunnelSpec, Uplink, WaySpec};

@@ -13,7 +13,7 @@ use engine::Fabric;
 use rustix::event::{epoll, Timespec};
 use rustix::io::Errno;
 
-use crate::intake::{Found, Intake};
+use crate::intake::{Budget, Found, Intake};
 use crate::nic::{Allowance, Ended, Incoming, Nic, NicCounter};
 use crate::switch::Switch;
 
@@ -167,7 +167,8 @@ impl<'a> Turns<'a> {
             }
             for lane in self.lanes.iter_mut().filter(|lane| lane.is_ready) {
                 // No event tells of what a turn has left.
-                lane.is_ready = lane.intake.turn() != Found::Nothing;
+                let found = lane.intake.turn(&mut Budget::default());
+                lane.is_ready = !matches!(found, Found::Nothing | Found::Failed);
             }
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);

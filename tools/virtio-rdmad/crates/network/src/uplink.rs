@@ -122,8 +122,7 @@ impl Uplink {
         }
     }
 
-    /// Returns the number of lanes. Threads can take in what comes over different lanes at the same time, and the
-    /// packets of a connection come over one lane.
+    /// Returns the number of lanes. Threads can take in what comes over different lanes at the same time.
     pub fn lanes(&self) -> usize {
         match &self.way {
             Way::Port(port) => port.lanes(),
@@ -185,9 +184,14 @@ impl Uplink {
         }
     }
 
-    /// Returns whether what carries the packets was gone when somebody looked last.
-    pub fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Relaxed)
+    /// Returns whether something can come over a lane: the interface was there when somebody looked last, and the lane
+    /// belongs to it.
+    pub fn has_lane(&self, lane: usize) -> bool {
+        let has_lane = match &self.way {
+            Way::Port(port) => lane < port.attached(),
+            Way::Tunnel(_) => true,
+        };
+        has_lane && !self.is_gone.load(Ordering::Relaxed)
     }
 
     /// Looks after what carries the packets: looks up the routes of a tunnel, or goes on with an interface that was
@@ -205,7 +209,14 @@ impl Uplink {
         match port.follow() {
             Ok(is_new) => {
                 if self.is_gone.swap(false, Ordering::Relaxed) || is_new {
-                    tracing::info!(network, uplink, "the interface of the uplink is there again");
+                    let (queues, before) = (port.attached(), port.lanes());
+                    tracing::info!(
+                        network,
+                        uplink,
+                        queues,
+                        before,
+                        "the interface of the uplink is there again"
+                    );
                 }
                 is_new
             }

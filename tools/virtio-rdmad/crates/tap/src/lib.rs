@@ -19,6 +19,7 @@ mod udp_sender;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, Read, Write};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,8 +60,8 @@ impl Tap {
     }
 
     /// Opens another queue of the tap. The kernel chooses the queue of a frame by a hash of the flow, or takes the
-    /// queue over which this process has sent the last frame of the flow, in either direction
-    /// (`tun_automq_select_queue()`).
+    /// queue over which this process has sent the last frame of the flow, in either direction, if that was within the
+    /// last 3 seconds (`tun_automq_select_queue()`).
     ///
     /// # Errors
     ///
@@ -104,6 +105,25 @@ impl Tap {
         self.attach().map(|()| true)
     }
 
+    /// Returns the number of queues of the interface, whichever processes have them (`tun_get_channels()`).
+    ///
+    /// # Errors
+    ///
+    /// The error of ioctl(2): above all, that the interface is gone.
+    pub fn queues(&self) -> Result<usize, Error> {
+        let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
+        let mut request = request_for(&self.name).ok_or(ErrorKind::InvalidInput)?;
+        request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        // SAFETY: The request is a whole `ifreq`, which names a whole `ethtool_channels`, as ETHTOOL_GCHANNELS writes.
+        let status =
+            unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+        if status < 0 {
+            return Err(Error::last_os_error());
+        }
+        Ok(channels.combined as usize)
+    }
+
     /// Returns whether the kernel takes trains apart.
     pub fn takes_trains(&self) -> bool {
         self.takes_trains.load(Ordering::Relaxed)
@@ -138,6 +158,20 @@ impl Tap {
         (&self.file).write_vectored(&parts).map(|_| ())
     }
 }
+
+/// The numbers of queues (`struct ethtool_channels` of the kernel's linux/ethtool.h).
+#[derive(Default)]
+#[repr(C)]
+struct Channels {
+    command: u32,
+    /// The most queues of each kind, and the numbers of those that are of one kind.
+    others: [u32; 7],
+    /// The number of queues that both receive and send.
+    combined: u32,
+}
+
+/// The command that reads the numbers of queues.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
 /// Opens what becomes the end of the tap of this name.
 fn open(name: &str) -> Result<File, Error> {

@@ -760,6 +760,7 @@ impl Worker {
         // What is left for these guests goes after them.
         self.obey(orders);
         self.take_wanted();
+        self.intakes.give_all_back(self.clock.now());
     }
 }
 

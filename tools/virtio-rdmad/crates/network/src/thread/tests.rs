@@ -6,7 +6,7 @@ use std::num::NonZeroU8;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -422,11 +422,12 @@ fn packets_keep_their_order_while_lanes_change_hands() {
         assert_eq!(running.intakes.len(), 4);
         let vmms = running.connect_all(&[Framing::Stream]);
         let kernel = tap::PacketSocket::open("tap0", tap::Share::ALL, Some(&[])).unwrap();
-        let done = AtomicBool::new(false);
+        let (done, taken) = (AtomicBool::new(false), AtomicUsize::new(0));
         let take_in = |worker| {
             while !done.load(Ordering::Relaxed) {
                 for intake in running.intakes.iter().filter(|intake| intake.claim(worker)) {
-                    intake.turn();
+                    let found = intake.turn(&mut Budget::default());
+                    taken.fetch_add(usize::from(found != Found::Nothing), Ordering::Relaxed);
                     intake.give_back();
                 }
             }
@@ -446,5 +447,6 @@ fn packets_keep_their_order_while_lanes_change_hands() {
             scope.spawn(send);
             check_order(&vmms[0]);
         });
+        assert!(taken.into_inner() > 0, "no thread but that of the switch took anything in");
     });
 }

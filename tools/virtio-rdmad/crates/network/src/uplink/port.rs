@@ -4,8 +4,9 @@
 //!
 //! It has lanes, so that several threads can take frames in at the same time: each lane is a packet socket or a queue
 //! of a tap. All that comes for one MAC address comes over the lane of that address if the lanes are packet sockets.
-//! The kernel chooses the queue of a tap by the flow. So the packets of a connection come over one lane, in their
-//! order.
+//! The kernel chooses the queue of a tap by the flow: by a hash, until this process sends a packet of the flow, and then
+//! the queue of that packet, until nothing was sent for 3 s (`TUN_FLOW_EXPIRE` of the kernel's drivers/net/tun.c). Where
+//! that changes, packets of a connection may overtake each other; otherwise they come over one lane, in their order.
 
 use std::io::{Error, ErrorKind};
 use std::num::NonZeroU8;
@@ -54,15 +55,22 @@ enum Lane {
 impl Port {
     /// Opens a tap, with so many lanes if it was made with `multi_queue`. With `whole`, trains that come stay whole if
     /// this kernel can leave them so, and trains are sent.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tap::open`]; `ResourceBusy` if another process has queues of the tap.
     pub fn tap(spec: &PortSpec, whole: bool, lanes: NonZeroU8) -> Result<Self, Error> {
         let (tap, trains) = (Tap::open(&spec.name, whole)?, spec.trains && whole);
         let gives_trains = trains && tap.takes_trains();
         if trains && !gives_trains {
             log_single_packets(&spec.name);
         }
-        let others: Vec<_> =
-            (1..lanes.get()).map_while(|_| tap.open_another().ok()).map(Lane::Tap).collect();
-        let lanes = [Lane::Tap(tap)].into_iter().chain(others).collect();
+        let others: Vec<_> = (1..lanes.get()).map_while(|_| tap.open_another().ok()).collect();
+        // The kernel gives what comes to all queues, whoever has them.
+        if tap.queues()? > others.len() + 1 {
+            return Err(ErrorKind::ResourceBusy.into());
+        }
+        let lanes = [tap].into_iter().chain(others).map(Lane::Tap).collect();
         Ok(Self::new(lanes, trains, gives_trains))
     }
 
@@ -92,6 +100,11 @@ impl Port {
     /// Returns the number of lanes.
     pub fn lanes(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// Returns the number of lanes, from the first one on, over which something can come.
+    pub fn attached(&self) -> usize {
+        self.attached.load(Ordering::Relaxed)
     }
 
     /// Returns the lane of a station: what comes for it comes over that lane, as far as this port can choose.
@@ -150,7 +163,7 @@ impl Port {
     pub fn send(&self, segments: Segments<'_>, counters: &Counters) {
         let Segments { frame, segment, udp } = segments;
         let (_, sender) = forwarding::addresses(frame).unwrap_or_default();
-        let lane = &self.lanes[share_of(sender, self.attached.load(Ordering::Relaxed))];
+        let lane = &self.lanes[share_of(sender, self.attached())];
         if segment != 0 && self.gives_trains.load(Ordering::Relaxed) {
             match lane.give(frame, Some(TrainShape { segment, udp })) {
                 Err(error) if error.kind() == ErrorKind::InvalidInput => {
@@ -175,7 +188,7 @@ impl Port {
         for lane in &self.lanes {
             match lane.follow() {
                 Ok(is_another) => is_new |= is_another,
-                // The tap was made again without `multi_queue`.
+                // Mostly the tap was made again without `multi_queue`. The next look tries it again.
                 Err(_) if attached != 0 && matches!(lane, Lane::Tap(_)) => break,
                 Err(error) => return Err(error),
             }

@@ -8,15 +8,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use network::{Found, Intake, Mac};
+use network::{Budget, Found, Intake, Mac};
 use rustix::io::Errno;
 
 use super::poller::{Poller, Source};
 use super::spin::Spin;
 
-/// Turns in a row that leave something behind, after which the worker gives the intake back.
+/// Rounds in a row that leave something behind, after which the worker gives back the intakes that are busy.
 const MOST_PARTS: u32 = 8;
-/// The time for which the worker then leaves the intake to the thread of the switch.
+/// The time for which the worker then leaves an intake to the thread of the switch, also after an error.
 const RELIEF: Duration = Duration::from_millis(10);
 
 /// The thread that takes in the frames of an uplink, as one worker sees it.
@@ -40,15 +40,19 @@ struct View {
     state: State,
     /// The time for which the worker polls while nothing comes.
     spin: Spin,
-    /// Whether the last turn found something.
+    /// Whether the last turn found something, or there was no time for a turn.
     is_busy: bool,
-    /// Turns in a row that have left something behind.
-    parts: u32,
+    /// Whether the last turn failed.
+    has_failed: bool,
 }
 
 /// The intakes of all networks that have an uplink.
 pub struct Intakes {
     views: Vec<View>,
+    /// The index of the view that has the first turn of the next round.
+    first: usize,
+    /// Rounds in a row that have left something behind.
+    parts: u32,
     /// The index of the worker.
     worker: usize,
     poller: Arc<Poller>,
@@ -71,9 +75,10 @@ impl Intakes {
             state: State::Away(now),
             spin: Spin::new(poll, now),
             is_busy: false,
-            parts: 0,
+            has_failed: false,
         };
-        Self { views: intakes.iter().map(view).collect(), worker, poller: Arc::clone(poller) }
+        let views = intakes.iter().map(view).collect();
+        Self { views, first: 0, parts: 0, worker, poller: Arc::clone(poller) }
     }
 
     /// Notes that the worker begins to serve a guest of a network, with its MAC address if that is known.
@@ -104,29 +109,38 @@ impl Intakes {
 
     /// Takes over the intakes that the worker is to have, and gives back the others.
     pub fn review(&mut self, now: Instant) -> Result<(), Errno> {
+        let is_flood = self.parts >= MOST_PARTS;
         for at in 0..self.views.len() {
-            let View { state, parts, .. } = self.views[at];
+            let View { state, is_busy, has_failed, .. } = self.views[at];
             let is_wanted = self.views[at].is_wanted();
             match state {
-                State::Away(until) if is_wanted && until <= now => self.take_over(at)?,
+                State::Away(until) if is_wanted && until <= now => self.take_over(at, now)?,
                 State::Away(_) => {}
                 _ if !is_wanted => self.give_back(at, now),
-                _ if parts >= MOST_PARTS => self.give_back(at, now + RELIEF),
+                _ if has_failed || is_flood && is_busy => self.give_back(at, now + RELIEF),
                 _ => {}
             }
+        }
+        if is_flood {
+            self.parts = 0;
         }
         Ok(())
     }
 
     /// Takes over an intake, if no other worker has it.
-    fn take_over(&mut self, at: usize) -> Result<(), Errno> {
+    fn take_over(&mut self, at: usize, now: Instant) -> Result<(), Errno> {
         let view = &mut self.views[at];
         if !view.intake.claim(self.worker) {
             return Ok(());
         }
-        (view.state, view.parts) = (State::Armed, 0);
+        (view.state, view.is_busy, view.has_failed) = (State::Armed, false, false);
         // An event reports the frames that have come already.
-        self.poller.add(&*view.intake, Source::Uplink(u32::try_from(at).unwrap_or(u32::MAX)))
+        let source = Source::Uplink(u32::try_from(at).unwrap_or(u32::MAX));
+        let added = self.poller.add(&*view.intake, source);
+        if added.is_err() {
+            self.give_back(at, now);
+        }
+        added
     }
 
     /// Gives an intake back, and does not take it over before `until`.
@@ -135,6 +149,15 @@ impl Intakes {
         self.poller.remove(&*view.intake);
         view.state = State::Away(until);
         view.intake.give_back();
+    }
+
+    /// Gives all intakes back, because the worker ends.
+    pub fn give_all_back(&mut self, now: Instant) {
+        for at in 0..self.views.len() {
+            if !matches!(self.views[at].state, State::Away(_)) {
+                self.give_back(at, now);
+            }
+        }
     }
 
     /// Takes an event: something has come over the uplink of this intake.
@@ -147,11 +170,29 @@ impl Intakes {
         }
     }
 
-    /// Takes in a bounded part of the frames that have come over uplinks. Returns whether there were any.
+    /// Takes in a bounded part of the frames that have come over uplinks: as many as one lane may have in a round, but
+    /// of all lanes, by turns. Returns whether there were any.
     #[inline]
     pub fn turn(&mut self) -> bool {
-        let runnable = self.views.iter_mut().filter(|view| view.state == State::Runnable);
-        runnable.fold(false, |worked, view| worked | view.turn())
+        let (mut budget, mut worked) = (Budget::default(), false);
+        let (count, first) = (self.views.len(), self.first);
+        for at in (first..count).chain(0..first) {
+            let view = &mut self.views[at];
+            if view.state != State::Runnable {
+                continue;
+            }
+            if budget.is_over() {
+                // It is not armed before it had a turn.
+                view.is_busy = true;
+                continue;
+            }
+            worked |= view.turn(&mut budget);
+            if budget.is_over() {
+                self.first = (at + 1) % count;
+            }
+        }
+        self.parts = if budget.is_over() { self.parts + 1 } else { 0 };
+        worked
     }
 
     /// Notes that the turns that ended at `now` had work.
@@ -184,21 +225,18 @@ impl View {
         self.own_guests != 0 || self.guests != 0 && !self.intake.has_guests()
     }
 
-    fn turn(&mut self) -> bool {
-        let found = self.intake.turn();
-        self.parts = if found == Found::Part { self.parts + 1 } else { 0 };
-        self.is_busy = found != Found::Nothing;
+    fn turn(&mut self, budget: &mut Budget) -> bool {
+        let found = self.intake.turn(budget);
+        self.has_failed = found == Found::Failed;
+        self.is_busy = !matches!(found, Found::Nothing | Found::Failed);
         self.is_busy
     }
 }
 
 impl Drop for Intakes {
     fn drop(&mut self) {
-        for at in 0..self.views.len() {
-            if !matches!(self.views[at].state, State::Away(_)) {
-                self.give_back(at, Instant::now());
-            }
-            let View { intake, own_guests, .. } = &self.views[at];
+        self.give_all_back(Instant::now());
+        for View { intake, own_guests, .. } in &self.views {
             (0..*own_guests).for_each(|_| intake.remove_guest());
         }
     }
@@ -361,8 +399,31 @@ mod tests {
         assert!(bench.intake.is_of_thread() && !view.is_polling());
         view.review(now + RELIEF / 2).unwrap();
         assert!(bench.intake.is_of_thread());
-        while bench.intake.turn() != Found::Nothing {}
+        while bench.intake.turn(&mut Budget::default()) != Found::Nothing {}
         view.review(now + RELIEF).unwrap();
         assert!(!bench.intake.is_of_thread());
+    }
+
+    /// All lanes of a worker have the time of one, by turns, and a flood over all of them is left to others as soon.
+    #[test]
+    fn lanes_share_the_time_of_one() {
+        let (benches, now) = ([Bench::new(4), Bench::new(5)], Instant::now());
+        let intakes = benches.each_ref().map(|bench| Arc::clone(&bench.intake));
+        let mut view = Intakes::new(&intakes, 0, &benches[0].poller, Duration::ZERO, now);
+        view.join("default", None);
+        view.review(now).unwrap();
+        for round in 0..MOST_PARTS {
+            view.review(now).unwrap();
+            for (at, bench) in (0..).zip(&benches) {
+                bench.send(MANY);
+                view.notice(at);
+            }
+            assert!(view.turn());
+            assert_eq!(view.first, usize::from(round % 2 == 0), "round {round}");
+            view.arm(now, true);
+            assert!(view.views.iter().all(|view| view.state == State::Runnable), "round {round}");
+        }
+        view.review(now).unwrap();
+        assert!(intakes.iter().all(|intake| intake.is_of_thread()));
     }
 }

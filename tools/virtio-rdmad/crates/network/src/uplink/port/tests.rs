@@ -353,7 +353,8 @@ fn each_station_has_a_lane() {
                 run("ip link add near type veth peer name far");
                 run("ip link set far up");
                 run("ip link set near up");
-                assert_eq!((follow(&far), follow(&last)), (Ok(true), Ok(true)));
+                // The one that is bound first is behind all others again.
+                assert_eq!((follow(&last), follow(&far)), (Ok(true), Ok(true)));
                 assert_eq!(follow(&far), Ok(false));
                 near = End::open("near", NEAR);
             }
@@ -380,7 +381,11 @@ fn a_tap_has_queues_if_it_was_made_for_it() {
         make(" multi_queue");
         assert_eq!(open(1).unwrap().lanes(), 1);
         let port = open(4).unwrap();
-        assert_eq!(port.lanes(), 4);
+        assert_eq!((port.lanes(), port.attached()), (4, 4));
+        for lanes in [1, 4] {
+            let error = open(lanes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{lanes} queues more: {error}");
+        }
         // What the kernel sends over the tap comes to the port, as soon as the kernel's own thread has noticed that
         // there is one.
         let kernel = End::open("tap0", NEAR);
@@ -429,7 +434,10 @@ fn a_tap_has_queues_if_it_was_made_for_it() {
             frame[11] = sender;
             port.send(Segments { frame: &mut frame, segment: 0, udp: 0 }, &counters);
         }
-        assert_eq!(counters.read()["tx_frames"], 8);
+        assert_eq!((counters.read()["tx_frames"], port.attached()), (8, 1));
+        run("ip link del tap0");
+        make(" multi_queue");
+        assert_eq!((follow(&port), port.attached()), (Ok(true), 4));
     });
 }
 
