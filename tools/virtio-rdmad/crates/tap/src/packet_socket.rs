@@ -49,13 +49,19 @@
 //!
 //! There are no trains: the program sees packets before the kernel merges them, and what is sent is not taken apart.
 //!
-//! Over a pair of veth one may expect little for single packets, and a loss for trains (Linux 7.2). veth has no mode
-//! without copies. It copies a packet that a socket has sent, for the program (`veth_convert_skb_to_xdp_buff()` in
-//! `drivers/net/veth.c`), and the kernel copies it once more into the memory of the socket (`__xsk_rcv()`), where
-//! recvmmsg(2) copies it once. A program at one end takes segmentation offload away from the other end
-//! (`veth_xdp_set()`), so the kernel takes each train apart there. What is saved is the system call, and the work for
-//! the queue of the packet socket. A card whose driver has a mode without copies is another matter, which nobody has
-//! measured here.
+//! It was measured over a pair of veth (Linux 6.18, two processors, one thread that sends 16 or 64 frames and then takes
+//! them in, copying each once; an AF_XDP socket in its mode with copies beside recvmmsg(2) of 16 frames). To take in a
+//! frame of 100 bytes costs the thread 33 to 73 ns instead of 540 to 710, and one of 1,100 bytes 48 to 98 instead of 620
+//! to 710: there is no system call. All processor time of a frame, with what it takes to send it, is 0.79 to 0.95 of that
+//! with a packet socket for 100 bytes (2.5 to 3.2 us), and 0.80 to 1.05 for 1,100 bytes (2.7 to 3.1 us): the work moves
+//! to whoever sends, or to the kernel's thread. veth copies a packet that a socket has sent, for the program
+//! (`veth_convert_skb_to_xdp_buff()` in `drivers/net/veth.c`), and the kernel copies it once more into the memory of the
+//! socket (`__xsk_rcv()`).
+//!
+//! For messages it is a loss: a train of 60,000 bytes costs the thread 4.6 us at once, and 57 frames of 1,100 bytes as
+//! many, but the kernel has 57 packets to bring instead of one. A program at one end takes segmentation offload away from
+//! the other end (`veth_xdp_set()`), so the kernel takes each train apart there. A card whose driver has a mode without
+//! copies is another matter, which nobody has measured here.
 
 use std::collections::BTreeSet;
 use std::fs::File;
