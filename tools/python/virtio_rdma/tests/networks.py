@@ -25,7 +25,7 @@ PROGRAMS_HAVE = ("qp", "cq", "mr", "pd", "srq", "cm_id", "ctx")
 RACING_RESET = re.compile(r"WARNING: drivers/virtio/virtio\.c:\d+ at virtio_dev_remove\+.*: reset\.sh/\d+")
 
 # The warnings of is_of_rxe().
-RXE_TASK = re.compile(r"WARNING: drivers/infiniband/sw/rxe/rxe_task\.c:\d+ at rxe_sched_task\+")
+RXE_TASK = re.compile(r"WARNING: .*drivers/infiniband/sw/rxe/rxe_task\.c:\d+ (at )?rxe_sched_task\+")
 
 
 def is_of_racing_reset(_guest, line):
@@ -37,9 +37,9 @@ def is_of_racing_reset(_guest, line):
 
 def is_of_rxe(guest, line):
     """Returns whether a report is of rxe and a packet that arrives while its QP is destroyed. rxe_comp_queue_pkt() and
-    rxe_resp_queue_pkt() put the packet, which has a reference to the QP, into a queue, and use the QP after that. A task
-    on another CPU may have taken the packet and dropped the last reference by then. Every peer that sends a packet once
-    more leads to that; it was seen once in some 30 boots of guests with rxe."""
+    rxe_resp_queue_pkt() put the packet, which has a reference to the QP, into a queue, and use the QP after that. A
+    task on another CPU may have taken the packet and dropped the last reference by then. Every peer that sends a packet
+    once more leads to that. It was seen once in some 30 boots of guests with rxe."""
     return guest.options.rdma == "rxe" and bool(RXE_TASK.search(line))
 
 
