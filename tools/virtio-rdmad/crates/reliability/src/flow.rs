@@ -103,10 +103,11 @@ impl Flow {
         self.trains.may_form()
     }
 
-    /// Notes that a packet of `bytes` bytes was sent, which [`Self::wait`] has let pass, and whether it was sent before.
-    pub fn sent(&mut self, now: Instant, bytes: u64, is_again: bool) {
+    /// Notes that a packet of `bytes` bytes was sent, which [`Self::wait`] has let pass, and whether it was sent before
+    /// and lost.
+    pub fn sent(&mut self, now: Instant, bytes: u64, is_lost: bool) {
         self.turn = None;
-        self.trains.sent(is_again);
+        self.trains.sent(is_lost);
         self.sent_at = Some(now);
         if let Some(rate) = &mut self.rate {
             rate.sent(now, bytes);

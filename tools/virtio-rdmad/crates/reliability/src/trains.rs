@@ -5,8 +5,9 @@
 //! A network card that segments a train may number its packets in another way than the kernel does: its driver need not
 //! count up the identification of packets that are never fragmented (Documentation/networking/segmentation-offloads.rst
 //! of the kernel). The ICRC covers the identification. So the first packet of each train arrives and the others are
-//! lost, and the sender learns nothing but that. A flow that sends most packets again therefore sends its packets alone
-//! for a while. If something else loses them, that costs system calls only.
+//! lost, and the sender learns nothing but that. A flow that loses most packets therefore sends its packets alone for a
+//! while. If something else loses them, that costs system calls only. What a peer had no receive for is not lost: a
+//! consumer that posts receives slowly makes no packet leave alone.
 
 /// The number of packets that are judged together.
 const JUDGED: u32 = 128;

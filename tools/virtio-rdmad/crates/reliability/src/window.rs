@@ -162,6 +162,8 @@ pub struct Transmit {
     pub ack_request: bool,
     /// Whether the packet was sent before, or requests a part of a response that was requested before.
     pub is_retransmit: bool,
+    /// Whether it is sent again because it was lost, as far as is known, and not because the peer had no receive.
+    pub is_lost: bool,
 }
 
 /// The judgement of a packet of a response.
@@ -217,6 +219,8 @@ pub struct SendWindow<T> {
     inquired: Option<Psn>,
     /// Packets in front of this PSN are lost if the peer neither has acknowledged nor holds them.
     lost_below: Psn,
+    /// Packets in front of this PSN were sent when the peer had no receive, and dropped because of that.
+    refused_below: Psn,
     /// The end of the time for an answer (IBA 9.7.6.1.3), at which all packets are sent again.
     pub timeout_at: Option<Instant>,
     /// The time of the next tail loss probe.
@@ -337,6 +341,7 @@ impl<T> SavedSendWindow<T> {
             tail_probe: self.tail_probe,
             inquired: None,
             lost_below: self.lost_below,
+            refused_below: acked,
             timeout_at: time(self.timeout_at),
             probe_at: time(self.probe_at),
             probe: Probe::default(),
@@ -403,6 +408,7 @@ impl<T> SendWindow<T> {
             tail_probe: None,
             inquired: None,
             lost_below: psn,
+            refused_below: psn,
             timeout_at: None,
             probe_at: None,
             probe: Probe::default(),
@@ -534,8 +540,10 @@ impl<T> SendWindow<T> {
     /// message, or if the next packet requests a response while `most_responses` are missing. A caller that has sent the
     /// packet calls [`Self::transmitted`].
     pub fn poll_transmit(&self, most_responses: u8) -> Option<Transmit> {
+        let is_lost = |psn: Psn| !psn.is_before(self.refused_below);
         let again = |at, index, count, psn| {
-            Some(Transmit { at, index, count, psn, ack_request: true, is_retransmit: true })
+            let (ack_request, is_retransmit, is_lost) = (true, true, is_lost(psn));
+            Some(Transmit { at, index, count, psn, ack_request, is_retransmit, is_lost })
         };
         if let Some((at, gap)) = self.next_gap() {
             let psn = self.entries.get(at)?.first.plus(gap.start);
@@ -577,7 +585,8 @@ impl<T> SendWindow<T> {
         let count = entry.packets - index;
         let psn = self.snd_nxt;
         let is_retransmit = psn.is_before(self.snd_max);
-        may_go.then_some(Transmit { at, index, count, psn, ack_request, is_retransmit })
+        let is_lost = is_retransmit && is_lost(psn);
+        may_go.then_some(Transmit { at, index, count, psn, ack_request, is_retransmit, is_lost })
     }
 
     /// Returns the message of a packet that [`Self::poll_transmit`] has returned, as long as the window has not changed
@@ -694,6 +703,10 @@ impl<T> SendWindow<T> {
     /// Handles the loss of a request, or of a packet of one. `is_unsure` is whether later packets may have overtaken
     /// it.
     fn lose(&mut self, psn: Psn, is_unsure: bool) {
+        if psn.is_before(self.refused_below) {
+            // The peer has dropped it behind a message that it had no receive for.
+            return;
+        }
         let (queue, is_marking) = (&self.probe.queue, self.flow.is_marked());
         // Everything behind a lost packet is sent again to a peer that holds nothing. So what waits is sent in vain.
         let fits = if self.is_selective { None } else { queue.fits() };
@@ -892,6 +905,7 @@ impl<T> SendWindow<T> {
         self.high_rxt = later(self.high_rxt, acked);
         self.rxt_snd_max = later(self.rxt_snd_max, acked);
         self.lost_below = later(self.lost_below, acked);
+        self.refused_below = later(self.refused_below, acked);
         self.cwnd.forget_before(acked);
         if !self.scoreboard.0.plus(self.scoreboard.1.end()).is_after(acked) {
             self.scoreboard = (acked, SackEth::default());
@@ -1014,6 +1028,12 @@ impl<T> SendWindow<T> {
         (self.tail_probe, self.inquired) = (None, None);
         (self.timeout_at, self.probe_at) = (None, None);
         self.lose_responses();
+    }
+
+    /// Handles an RNR NAK, which says that the peer has no receive for a message: goes back.
+    pub fn handle_rnr_nak(&mut self) {
+        self.go_back();
+        self.refused_below = self.snd_max;
     }
 
     /// Handles the end of the time for an answer: goes back, with a congestion window of the first size at most (RFC
@@ -1513,6 +1533,27 @@ mod tests {
         assert_eq!((sends(&mut window).0, window.lacks_credit()), (0, true));
         window.handle_credits(Psn::new(6), Some(1));
         assert_eq!(sends(&mut window).0, 3);
+    }
+
+    /// What the peer had no receive for is sent again, and is no loss.
+    #[test]
+    fn what_a_peer_refuses_is_not_lost() {
+        let mut window = used();
+        let (first, end) = (window.acked, window.snd_max);
+        window.handle_rnr_nak();
+        for distance in 0..64 {
+            let due = window.poll_transmit(1).unwrap();
+            assert_eq!((due.psn, due.is_retransmit), (first.plus(distance), true));
+            assert!(!due.is_lost);
+            window.transmitted();
+        }
+        build_queue(&mut window);
+        window.handle_nak();
+        assert_eq!(window.cwnd.packets(), 64);
+        window.handle_ack(end.minus(1));
+        sends(&mut window);
+        window.handle_timeout();
+        assert_eq!(window.poll_transmit(1).map(|due| (due.psn, due.is_lost)), Some((end, true)));
     }
 
     #[test]

@@ -202,7 +202,7 @@ impl Sender<'_> {
                 failure = Some(WcStatus::LocalProtection);
                 break;
             }
-            flow.sent(now, bytes, due.is_retransmit);
+            flow.sent(now, bytes, due.is_lost);
             if due.is_retransmit {
                 hca.stats.add(Counter::PacketsResent, 1);
                 is_asking |= request.operation == Operation::Read;
@@ -459,7 +459,7 @@ impl Sender<'_> {
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
         }
-        window.go_back();
+        window.handle_rnr_nak();
         let now = self.hca.clock().now();
         if window.rnr_until.is_some_and(|until| now < until) {
             return;
