@@ -428,8 +428,8 @@ impl<T> SendWindow<T> {
     }
 
     /// Handles progress, of which [`Self::take_progress`] tells: the timers begin again, and the time of an answer is
-    /// measured. The data of a response that comes slowly is no answer to the [inquiry](Self::inquiry) about it, so the
-    /// next inquiry comes later than this one.
+    /// measured. The data of a response that comes slowly is no answer to the inquiry about it, so the next inquiry comes
+    /// later than this one.
     pub fn handle_progress(&mut self, now: Instant) {
         (self.timeout_at, self.probe_at) = (None, None);
         let acked = self.acked;
@@ -1050,7 +1050,7 @@ impl<T> SendWindow<T> {
     /// misses. A peer that is only slow gets no other packet twice. The next probe without progress takes all packets
     /// for lost that the peer neither has acknowledged nor holds, and all gaps of responses.
     ///
-    /// A peer without selective acknowledgements gets an [inquiry](Self::inquiry) each time, because that peer would get
+    /// A peer without selective acknowledgements gets one packet each time, an inquiry, because that peer would get
     /// everything once more each time that it is slow.
     pub fn handle_probe_timeout(&mut self) {
         if self.is_selective {
