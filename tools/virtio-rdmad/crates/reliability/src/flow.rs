@@ -33,8 +33,8 @@ impl Flow {
     /// Returns the saved state: the time at which the last packet was sent.
     ///
     /// The rate is not saved, because CNPs set it again as they do for a new flow, nor is whether packets form trains,
-    /// which is judged again. The reservation at the limit of the
-    /// guest is not saved either, which costs a turn, nor is the time of the last CNP, which costs one CNP more.
+    /// which is judged again. The reservation at the limit of the guest is not saved either, which costs a turn, nor is
+    /// the time of the last CNP, which costs one CNP more.
     pub fn save(&self, now: Instant) -> Option<Moment> {
         self.sent_at.map(|time| Moment::of(time, now))
     }

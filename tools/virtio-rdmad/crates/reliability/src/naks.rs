@@ -3,9 +3,9 @@
 //! The bound on NAKs by which a responder tells its requester that packets are missing.
 //!
 //! A NAK has the requester send all packets under way again. Anybody can send a packet with a PSN ahead of the expected
-//! one, so NAKs have a bound: [`BURST`] at once, and one in [`INTERVAL`] or in [`PACKETS`] expected packets. A NAK for which the bound leaves no room is
-//! sent later, and so is a NAK for a PSN far ahead, as most guessed PSNs are. A late NAK is not sent if the expected
-//! packet arrives before.
+//! one, so NAKs have a bound: [`BURST`] at once, and one in [`INTERVAL`] or in [`PACKETS`] expected packets. A NAK for
+//! which the bound leaves no room is sent later, and so is a NAK for a PSN far ahead, as most guessed PSNs are. A late
+//! NAK is not sent if the expected packet arrives before.
 
 use std::time::{Duration, Instant};
 
