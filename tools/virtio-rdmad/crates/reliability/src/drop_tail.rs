@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use roce::{Psn, SackEth};
 
+use crate::random::Random;
 use crate::rate_limit::time_of;
 use crate::window::{Kind, SendWindow};
 
@@ -201,7 +202,7 @@ struct Report {
 
 struct Simulation {
     setup: Setup,
-    random: u64,
+    random: Random,
     start: Instant,
     now: Instant,
     events: BTreeMap<(Instant, u64), Event>,
@@ -237,7 +238,7 @@ impl Simulation {
         };
         let mut simulation = Self {
             setup,
-            random: seed,
+            random: Random(seed),
             start,
             now: start,
             events: BTreeMap::new(),
@@ -250,20 +251,11 @@ impl Simulation {
         };
         let tcp = setup.has_tcp.then_some(None);
         for of in (0..setup.flows).map(Some).chain(tcp) {
-            let begin = Duration::from_nanos(simulation.random() % BEGIN);
+            let begin = Duration::from_nanos(simulation.random.next() % BEGIN);
             simulation.at(start + begin, Event::Timer(of));
         }
         simulation.flows.iter_mut().for_each(|flow| flow.window.is_selective = true);
         simulation
-    }
-
-    /// Returns a random number (splitmix64).
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.random;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
     }
 
     fn at(&mut self, time: Instant, event: Event) {
@@ -339,7 +331,7 @@ impl Simulation {
             return None;
         }
         self.empty_at = self.empty_at.max(self.now) + time;
-        let is_lost = self.random() % 1000 < self.setup.loss;
+        let is_lost = self.random.next() % 1000 < self.setup.loss;
         (!is_lost).then_some(self.empty_at)
     }
 

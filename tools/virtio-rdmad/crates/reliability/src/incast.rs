@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::adapter::{self, Adapter};
 use crate::cwnd::{Requests, INITIAL};
 use crate::dcqcn::{Dcqcn, Notifier};
+use crate::random::Random;
 use crate::rate_limit::time_of;
 
 /// The rate of the bottleneck and of each sender, in bytes per second: 40 Gbit/s.
@@ -166,7 +167,7 @@ struct Report {
 }
 
 struct Simulation {
-    random: u64,
+    random: Random,
     marking: Marking,
     flows: Vec<Flow>,
     events: BinaryHeap<Reverse<(Instant, usize, Event)>>,
@@ -191,7 +192,7 @@ impl Simulation {
             bytes: 0,
         };
         let mut simulation = Self {
-            random: seed,
+            random: Random(seed),
             marking,
             flows: std::iter::repeat_with(flow).take(flows).collect(),
             events: BinaryHeap::new(),
@@ -203,19 +204,10 @@ impl Simulation {
             peak: 0,
         };
         for at in 0..flows {
-            let begin = start + Duration::from_nanos(simulation.random() % BEGIN);
+            let begin = start + Duration::from_nanos(simulation.random.next() % BEGIN);
             simulation.events.push(Reverse((begin, at, Event::Send)));
         }
         simulation
-    }
-
-    /// Returns a random number (splitmix64).
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.random;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
     }
 
     fn run(mut self, judged: Duration) -> Report {
@@ -281,7 +273,7 @@ impl Simulation {
         let queue = u64::try_from(wait).unwrap() * LINE / 1_000_000_000;
         let out_at = self.empty_at.max(now) + time_of(PACKET, LINE);
         self.empty_at = out_at;
-        let is_marked = self.random() % 1_000_000 < self.marking.odds(queue);
+        let is_marked = self.random.next() % 1_000_000 < self.marking.odds(queue);
         let flow = &mut self.flows[at];
         if is_marked && flow.receiver.marked(out_at) {
             self.events.push(Reverse((out_at + DELAY, at, Event::Cnp)));

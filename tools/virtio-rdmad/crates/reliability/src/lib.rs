@@ -107,6 +107,8 @@ mod naks;
 mod pace;
 mod probe;
 mod queue;
+#[cfg(test)]
+mod random;
 mod rate_limit;
 mod saved;
 #[cfg(test)]
