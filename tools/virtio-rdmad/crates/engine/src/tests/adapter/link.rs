@@ -10,6 +10,7 @@ use roce::{Headers, Segments, Split};
 
 use crate::tests::cable::mark;
 use crate::tests::driver::TestClock;
+use crate::tests::schedules::dice::Dice;
 use crate::{Clock, Uplink};
 
 /// The end of the link that a frame goes to.
@@ -40,7 +41,7 @@ struct Frames {
     sent: u64,
     /// The time at which the line of the guest's host is free.
     free_at: Instant,
-    random: u64,
+    dice: Dice,
     faults: Faults,
     loss: Option<Loss>,
 }
@@ -59,9 +60,9 @@ pub struct Link {
 impl Link {
     /// Makes a link whose frames take `delay` one way, and leave the guest's host at so many bytes per second.
     pub fn new(clock: &Arc<TestClock>, delay: Duration, rate: u64, seed: u64) -> Arc<Self> {
-        let (under_way, sent, random) = (BTreeMap::new(), 0, seed);
+        let (under_way, sent, dice) = (BTreeMap::new(), 0, Dice::new(seed));
         let (faults, loss, free_at) = (Faults::default(), None, clock.now());
-        let frames = Mutex::new(Frames { under_way, sent, free_at, random, faults, loss });
+        let frames = Mutex::new(Frames { under_way, sent, free_at, dice, faults, loss });
         Arc::new(Self { clock: Arc::clone(clock), delay, rate, frames, log: Mutex::default() })
     }
 
@@ -111,7 +112,7 @@ impl Link {
         }
         let spread = frames.faults.spread.as_nanos() as u64;
         if to == To::Guest && spread != 0 {
-            at += Duration::from_nanos(frames.random() % spread);
+            at += Duration::from_nanos(frames.dice.below(spread));
         }
         frames.put(at, to, &frame);
     }
@@ -157,16 +158,7 @@ impl Frames {
 
     fn happens(&mut self, thousandths: impl Fn(&Faults) -> u64) -> bool {
         let thousandths = thousandths(&self.faults);
-        thousandths != 0 && self.random() % 1000 < thousandths
-    }
-
-    /// Returns a random number (splitmix64).
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.random;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
+        thousandths != 0 && self.dice.happens(thousandths)
     }
 }
 

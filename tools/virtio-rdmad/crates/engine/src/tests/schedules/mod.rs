@@ -7,7 +7,7 @@
 //! The variable `SCHEDULES` has the numbers of those that run: `7`, or `0..50000`. A single one tells each
 //! packet, post and CQE.
 
-mod dice;
+pub(super) mod dice;
 mod draw;
 mod end;
 mod freezes;
