@@ -83,6 +83,14 @@ impl Backend for Device {
     fn reset(&mut self) {
         assert!(self.rings.take().is_some(), "reset of a device that does not run");
     }
+
+    fn freeze(&mut self) {
+        unreachable!("vfio-user pauses no device");
+    }
+
+    fn thaw(&mut self, _queues: Vec<QueueSetup>) -> Result<(), String> {
+        unreachable!("vfio-user pauses no device");
+    }
 }
 
 /// The server, the device behind it, and the peer.

@@ -34,6 +34,7 @@ const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 
 #[derive(Default)]
 struct Device {
     rings: [Option<(SplitQueue, QueueSetup)>; QUEUES as usize],
+    is_frozen: bool,
 }
 
 impl Backend for Device {
@@ -74,6 +75,9 @@ impl Backend for Device {
         assert!(self.rings.iter().any(Option::is_some), "memory for a device without queues");
         for (ring, _) in self.rings.iter_mut().flatten() {
             let _ = ring.set_memory(memory);
+            if self.is_frozen {
+                continue;
+            }
             if let Ok(Some(chain)) = ring.pop() {
                 let _ = ring.push(chain.head, 0);
                 let _ = ring.publish();
@@ -83,7 +87,17 @@ impl Backend for Device {
 
     fn reset(&mut self) {
         assert!(self.rings.iter().any(Option::is_some), "reset of a device that does not run");
-        self.rings = Default::default();
+        *self = Self::default();
+    }
+
+    fn freeze(&mut self) {
+        assert!(self.rings.iter().any(Option::is_some), "a pause of a device that does not run");
+        assert!(!std::mem::replace(&mut self.is_frozen, true), "paused twice");
+    }
+
+    fn thaw(&mut self, _: Vec<QueueSetup>) -> Result<(), String> {
+        assert!(std::mem::take(&mut self.is_frozen), "the device was not paused");
+        Ok(())
     }
 }
 

@@ -86,6 +86,8 @@ pub struct Hostile {
     memory: Option<GuestMemory>,
     places: BTreeMap<u16, Place>,
     kicks: Vec<Arc<OwnedFd>>,
+    /// Whether the front end has stopped queues: the guest's memory may not be touched.
+    is_frozen: bool,
     rules: Vec<Rule>,
     hits: u64,
     /// The number of times that the device is still to ask for a reset.
@@ -124,6 +126,7 @@ impl Hostile {
             memory: None,
             places: BTreeMap::new(),
             kicks: Vec::new(),
+            is_frozen: false,
             rules: Vec::new(),
             hits: 0,
             resets: 0,
@@ -173,7 +176,9 @@ impl Hostile {
                 }
             }
             Order::Poke(object, offset, bytes) => {
-                if let (Some(rings), Some(memory)) = (&self.rings, &self.memory) {
+                if let (Some(rings), Some(memory), false) =
+                    (&self.rings, &self.memory, self.is_frozen)
+                {
                     rings.poke(memory, object, offset, &bytes);
                 }
             }
@@ -233,6 +238,9 @@ impl Hostile {
     /// Commands come in before the work requests that were posted before them, and their replies go out
     /// after the buffers that the commands make the device return.
     pub fn turn(&mut self) -> (bool, Next) {
+        if self.is_frozen {
+            return (false, Next::Idle);
+        }
         let answers = self.commands();
         let mut moved = !answers.is_empty();
         // The commands of a guest with rings are done already.
@@ -462,12 +470,23 @@ impl Hostile {
         memory.with_region(&region).map_err(|error| error.to_string())
     }
 
-    fn add_queue(&mut self, queue: QueueSetup) -> Result<(), String> {
-        let QueueSetup { index, layout, base, kick, signal } = queue;
+    fn watch(&mut self, kick: Option<Arc<OwnedFd>>) -> Result<(), String> {
         if let Some(kick) = kick {
             self.events.add(&kick, Source::Kick).map_err(|errno| errno.to_string())?;
             self.kicks.push(kick);
         }
+        Ok(())
+    }
+
+    fn forget_kicks(&mut self) {
+        for kick in self.kicks.drain(..) {
+            self.events.remove(&kick);
+        }
+    }
+
+    fn add_queue(&mut self, queue: QueueSetup) -> Result<(), String> {
+        let QueueSetup { index, layout, base, kick, signal } = queue;
+        self.watch(kick)?;
         let memory = self.memory.as_ref().ok_or("no memory")?;
         let shadow = SHADOW + STRIDE * u64::from(index);
         let (proxy, ring, wanted) = Proxy::new(memory, layout, base, shadow, signal)
@@ -545,13 +564,68 @@ impl Backend for Hostile {
     /// Does nothing, because each turn looks at every queue.
     fn kick(&mut self, _queue: u16) {}
 
+    /// User-mode Linux has no message for a reset: it stops the queues, and gives their memory to others.
+    fn freeze(&mut self) {
+        self.forget_kicks();
+        self.is_frozen = true;
+    }
+
+    fn thaw(&mut self, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.forget_kicks();
+        queues.into_iter().try_for_each(|queue| self.watch(queue.kick))?;
+        self.is_frozen = false;
+        Ok(())
+    }
+
     fn reset(&mut self) {
-        for kick in self.kicks.drain(..) {
-            self.events.remove(&kick);
-        }
+        self.forget_kicks();
+        self.is_frozen = false;
         self.places.clear();
         self.rings.iter_mut().for_each(Rings::clear);
         self.engine.reset();
         self.memory = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ring::{Layout, Signal};
+    use testkit::socket::new_memory;
+    use testkit::Virtqueue;
+
+    use super::*;
+
+    struct Silent;
+
+    impl Signal for Silent {
+        fn signal(&self) {}
+    }
+
+    /// A device whose front end has stopped a queue neither takes the driver's buffers nor writes to the used ring.
+    #[test]
+    fn a_paused_device_leaves_the_guests_memory_alone() {
+        let fd = new_memory(0x10000);
+        let region =
+            GuestRegion { guest_addr: 0, len: 0x10000, fd: fd.as_fd(), offset: 0, writable: true };
+        let memory = GuestMemory::default().with_region(&region).unwrap();
+        let layout = Layout { size: 8, desc: 0, avail: 0x1000, used: 0x2000, event_idx: false };
+        let events = Arc::new(Events::new().unwrap());
+        let mut device = Hostile::new(Limits::for_64_queues(), None, true, false, events).unwrap();
+        let setup = || {
+            let signal = Arc::new(Silent);
+            vec![QueueSetup { index: 0, layout, base: 0, kick: None, signal }]
+        };
+        let mut control = Virtqueue::new(layout);
+        device.set_features(0);
+        device.start(&memory, setup()).unwrap();
+
+        device.freeze();
+        control.add(&memory, 0, &[(0x3000, 8, false), (0x4000, 8, true)]);
+        assert_eq!(device.turn(), (false, Next::Idle));
+        assert_eq!(control.used_index(&memory), 0);
+
+        device.thaw(setup()).unwrap();
+        while device.turn().0 {}
+        assert_eq!(control.used_index(&memory), 1);
     }
 }

@@ -77,6 +77,12 @@ impl Backend for Device {
         self.resets += 1;
         self.is_busy = self.is_slow;
     }
+    fn freeze(&mut self) {
+        unreachable!("vfio-user pauses no device");
+    }
+    fn thaw(&mut self, _queues: Vec<QueueSetup>) -> Result<(), String> {
+        unreachable!("vfio-user pauses no device");
+    }
 }
 
 struct Client {

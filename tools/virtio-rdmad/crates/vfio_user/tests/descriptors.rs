@@ -35,6 +35,12 @@ impl Backend for Device {
     fn set_memory(&mut self, _memory: &GuestMemory) {}
     fn kick(&mut self, _queue: u16) {}
     fn reset(&mut self) {}
+    fn freeze(&mut self) {
+        unreachable!("vfio-user pauses no device");
+    }
+    fn thaw(&mut self, _queues: Vec<QueueSetup>) -> Result<(), String> {
+        unreachable!("vfio-user pauses no device");
+    }
 }
 
 /// DMA_MAP whose descriptor does not arrive is refused with EMFILE, and not taken for one of memory

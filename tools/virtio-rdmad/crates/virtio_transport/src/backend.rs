@@ -81,17 +81,16 @@ pub trait Backend {
     /// settled](Self::is_settled), the device does not touch guest memory until [`Self::thaw`]. It keeps all that the
     /// driver made, and its peers wait. A change of memory, and a reset, may come meanwhile.
     ///
-    /// Only called if the protocol pauses devices ([`Protocol::is_paused`](crate::Protocol::is_paused)).
-    fn freeze(&mut self) {}
+    /// Only called if the protocol pauses devices ([`Protocol::is_paused`](crate::Protocol::is_paused)). A front end
+    /// that has no message for a reset pauses the device and frees the memory of its queues, so a device that goes on
+    /// here writes to memory that has another owner.
+    fn freeze(&mut self);
 
     /// Lets the paused device go on. `queues` are all that have started since the reset, and their kicks may be others
     /// than before.
     ///
     /// On an error the text says why the device stays paused.
-    fn thaw(&mut self, queues: Vec<QueueSetup>) -> Result<(), String> {
-        let _ = queues;
-        Ok(())
-    }
+    fn thaw(&mut self, queues: Vec<QueueSetup>) -> Result<(), String>;
 
     /// Learns from a message that the driver has made buffers available in a queue that runs.
     fn kick(&mut self, queue: u16);
