@@ -254,8 +254,18 @@ class TestPackets:
         assert dissectors.tcpdump(request.config.option.dissectors, packets.path) == len(frames)
 
 
+
+def brief(case):
+    """Returns a case with five messages instead of a hundred. What a capture is told while its reader waits for a
+    processor has to fit into the megabyte that the device keeps for it."""
+    server, client = (command.replace(" -n 100", " -n 5") for command in (case.server, case.client))
+    assert "_bw" not in case.name or client != case.client, case.client
+    return dataclasses.replace(case, server=server, client=client)
+
+
 # What virtio-rdmad capture is given to see: SENDs, WRITEs, READs, atomics and datagrams.
-SHOWN_CASES = re.compile("ibv_(rc|ud)_pingpong|ib_(write|read)_bw -c RC$|ib_atomic_bw$")
+SHOWN_CASES = [brief(case) for name, case in CASES.items()
+               if re.match("ibv_(rc|ud)_pingpong|ib_(write|read)_bw -c RC$|ib_atomic_bw$", name)]
 # The opcodes that these have for sure: the first, middle and last packets of SENDs, WRITEs and answers of READs,
 # requests of READs, acknowledgements, those of atomics, and datagrams.
 SHOWN = {0x00, 0x01, 0x02, 0x06, 0x07, 0x08, 0x0c, 0x0d, 0x0e, 0x0f, 0x11, 0x12, 0x64}
@@ -274,8 +284,8 @@ class CapturedByDevice:
         os.makedirs(os.path.join(BUILD, "test"), exist_ok=True)
         captures = [network.capture(guest, file) for guest, file in zip(network.guests, files)]
         try:
-            for name in filter(SHOWN_CASES.match, CASES):
-                tools.report(results, CASES[name], network.guests, names["IPv4"], HANG_SECONDS, f"{self.kept}: ")
+            for case in SHOWN_CASES:
+                tools.report(results, case, network.guests, names["IPv4"], HANG_SECONDS, f"{self.kept}: ")
         finally:
             statuses = [network.end_capture(process) for process in captures]
         assert statuses == [0] * len(files)
