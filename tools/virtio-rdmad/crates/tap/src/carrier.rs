@@ -4,15 +4,13 @@
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{socket_with, AddressFamily, SocketFlags, SocketType};
-
 use crate::packet_socket::succeeded;
-use crate::request_for;
+use crate::{any_socket, request_for};
 
 /// Tells whether a network interface has a carrier.
 #[derive(Debug)]
 pub struct Carrier {
-    /// A socket by which the kernel is asked. The kernel takes one of any kind.
+    /// A socket by which the kernel is asked.
     socket: OwnedFd,
     /// The name of the interface.
     name: String,
@@ -25,9 +23,7 @@ impl Carrier {
     ///
     /// `InvalidInput` for a name that no interface can have, ENODEV if there is no such interface.
     pub fn open(name: &str) -> Result<Self, Error> {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        let this = Self { socket, name: name.to_owned() };
+        let this = Self { socket: any_socket()?, name: name.to_owned() };
         this.flags()?;
         Ok(this)
     }

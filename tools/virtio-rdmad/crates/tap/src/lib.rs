@@ -19,10 +19,11 @@ mod udp_sender;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, Read, Write};
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::net::{socket_with, AddressFamily, SocketFlags, SocketType};
 
 pub use carrier::Carrier;
 pub use header::TrainShape;
@@ -54,8 +55,13 @@ impl Tap {
     /// # Errors
     ///
     /// `InvalidInput` for a name that no interface can have, `PermissionDenied` if the tap is another
-    /// user's or does not exist, `ResourceBusy` if another process has it open and it was made without `multi_queue`.
+    /// user's or does not exist, `ResourceBusy` if another process has it open. Before Linux 6.9 the kernel does not
+    /// tell whether another process has queues of a tap that was made with `multi_queue`.
     pub fn open(name: &str, trains: bool) -> Result<Self, Error> {
+        // To become an end of a tap that others have would change the header of their frames.
+        if queues(name)?.is_some_and(|queues| queues > 0) {
+            return Err(ErrorKind::ResourceBusy.into());
+        }
         Self::open_queue(name, trains, true)
     }
 
@@ -105,23 +111,13 @@ impl Tap {
         self.attach().map(|()| true)
     }
 
-    /// Returns the number of queues of the interface, whichever processes have them (`tun_get_channels()`).
+    /// Returns the number of queues that processes have of the interface; `None` if the kernel does not tell.
     ///
     /// # Errors
     ///
-    /// The error of ioctl(2): above all, that the interface is gone.
-    pub fn queues(&self) -> Result<usize, Error> {
-        let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
-        let mut request = request_for(&self.name).ok_or(ErrorKind::InvalidInput)?;
-        request.ifr_ifru.ifru_data = (&raw mut channels).cast();
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        // SAFETY: The request is a whole `ifreq`, which names a whole `ethtool_channels`, as ETHTOOL_GCHANNELS writes.
-        let status =
-            unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
-        if status < 0 {
-            return Err(Error::last_os_error());
-        }
-        Ok(channels.combined as usize)
+    /// The error of ioctl(2).
+    pub fn queues(&self) -> Result<Option<usize>, Error> {
+        queues(&self.name)
     }
 
     /// Returns whether the kernel takes trains apart.
@@ -172,6 +168,30 @@ struct Channels {
 
 /// The command that reads the numbers of queues.
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// Returns a socket by which the kernel is asked about interfaces. It takes one of any kind, and a service of systemd
+/// may be allowed no other one.
+fn any_socket() -> Result<OwnedFd, Error> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Returns the number of queues that processes have of a tap (`tun_get_channels()` of the kernel); `None` if there is no
+/// such interface, or if the kernel does not tell, as before Linux 6.9.
+fn queues(name: &str) -> Result<Option<usize>, Error> {
+    let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
+    let mut request = request_for(name).ok_or(ErrorKind::InvalidInput)?;
+    request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+    let socket = any_socket()?;
+    // SAFETY: The request is a whole `ifreq`, which names a whole `ethtool_channels`, as ETHTOOL_GCHANNELS writes.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } == 0 {
+        return Ok(Some(channels.combined as usize));
+    }
+    let error = Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENODEV) => Ok(None),
+        _ => Err(error),
+    }
+}
 
 /// Opens what becomes the end of the tap of this name.
 fn open(name: &str) -> Result<File, Error> {
@@ -273,5 +293,13 @@ mod tests {
                 "{name:?}"
             );
         }
+    }
+
+    /// A tap of a kernel that does not tell its queues (before Linux 6.9) is like another kind of interface, and one
+    /// that is not there is like one that nobody has.
+    #[test]
+    fn a_kernel_need_not_tell_queues() {
+        assert_eq!(queues("lo").unwrap(), None);
+        assert_eq!(queues("not there").unwrap(), None);
     }
 }

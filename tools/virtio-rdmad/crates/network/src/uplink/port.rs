@@ -65,9 +65,9 @@ impl Port {
         if trains && !gives_trains {
             log_single_packets(&spec.name);
         }
-        let others: Vec<_> = (1..lanes.get()).map_while(|_| tap.open_another().ok()).collect();
+        let others = open_others(&tap, lanes, &spec.name);
         // The kernel gives what comes to all queues, whoever has them.
-        if tap.queues()? > others.len() + 1 {
+        if tap.queues()?.is_some_and(|queues| queues > others.len() + 1) {
             return Err(ErrorKind::ResourceBusy.into());
         }
         let lanes = [tap].into_iter().chain(others).map(Lane::Tap).collect();
@@ -241,6 +241,24 @@ impl Lane {
             Self::Socket(socket) => socket.send(frame, train),
         }
     }
+}
+
+/// Opens the other queues of a tap for so many lanes, as far as it has them.
+fn open_others(tap: &Tap, lanes: NonZeroU8, uplink: &str) -> Vec<Tap> {
+    let mut others = Vec::new();
+    while others.len() + 1 < lanes.get().into() {
+        match tap.open_another() {
+            Ok(other) => others.push(other),
+            // It was made without `multi_queue`.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => break,
+            Err(error) => {
+                let queues = others.len() + 1;
+                tracing::warn!(uplink, queues, %error, "the tap has fewer queues than workers");
+                break;
+            }
+        }
+    }
+    others
 }
 
 /// Returns the index of the share that an address is in, of so many.

@@ -139,10 +139,7 @@ fn a_tap_without_trains_is_given_packets() {
             port.send(Segments { frame: &mut frame, segment: 1000, udp: UDP }, &counters);
             counters.read()["tx_frames"] - before
         };
-        let port = match open(true) {
-            Ok(port) => port,
-            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
-        };
+        let port = open(true).unwrap();
         run("ip link set tap0 up");
         let Lane::Tap(tap) = &port.lanes[0] else { panic!("this is a tap") };
         let kernel_takes_trains = tap.takes_trains();
@@ -268,10 +265,7 @@ fn a_tap_that_is_made_again_is_followed() {
     in_namespace("a_tap_that_is_made_again_is_followed", || {
         let make = || run("ip tuntap add name tap0 mode tap");
         make();
-        let port = match Port::tap(&spec("tap0", true), true, NonZeroU8::MIN) {
-            Ok(port) => port,
-            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
-        };
+        let port = Port::tap(&spec("tap0", true), true, NonZeroU8::MIN).unwrap();
         let counters = Counters::new("tap0");
         let send = || {
             let mut frame = packet(100);
@@ -373,10 +367,7 @@ fn a_tap_has_queues_if_it_was_made_for_it() {
         };
         let open = |lanes| Port::tap(&spec("tap0", true), true, NonZeroU8::new(lanes).unwrap());
         make("");
-        match open(4) {
-            Ok(port) => assert_eq!(port.lanes(), 1),
-            Err(error) => return eprintln!("skipped: this process may have no tap: {error}"),
-        }
+        assert_eq!(open(4).unwrap().lanes(), 1);
         run("ip link del tap0");
         make(" multi_queue");
         assert_eq!(open(1).unwrap().lanes(), 1);
