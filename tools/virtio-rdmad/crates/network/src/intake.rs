@@ -64,10 +64,8 @@ const THREAD: usize = usize::MAX;
 pub enum Found {
     /// Nothing had come.
     Nothing,
-    /// Something had come, and all of it was taken, as far as that is known without another look.
-    All,
-    /// Something was taken, and more may have come.
-    Part,
+    /// Something had come. More may have come.
+    Frames,
     /// Nothing could be taken: the lane may have lost its interface.
     Failed,
 }
@@ -138,7 +136,8 @@ impl Intake {
     }
 
     /// Gives the intake to a worker, if no worker has it. Returns whether that was so. While the lane has no interface,
-    /// the thread of the switch keeps it: who begins to wait then is told of nothing, also when it has one again.
+    /// the thread of the switch keeps it: a thread that begins to wait then gets no event, also when the lane has an
+    /// interface again.
     pub fn claim(&self, worker: usize) -> bool {
         let (order, holder) = (Ordering::SeqCst, &self.holder);
         self.uplink.has_lane(self.lane)
@@ -167,8 +166,8 @@ impl Intake {
                 self.switch.take_from_uplink(&self.uplink, &self.fabric, frame, segment);
             };
             match self.uplink.receive(self.lane, &mut room, take) {
-                Ok(false) => return Found::All,
-                Ok(true) => found = Found::All,
+                Ok(false) => return Found::Frames,
+                Ok(true) => found = Found::Frames,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
                 Err(error) => {
                     // The next event tries it again.
@@ -177,7 +176,7 @@ impl Intake {
                 }
             }
         }
-        Found::Part
+        Found::Frames
     }
 }
 

@@ -168,7 +168,7 @@ impl<'a> Turns<'a> {
             for lane in self.lanes.iter_mut().filter(|lane| lane.is_ready) {
                 // No event tells of what a turn has left.
                 let found = lane.intake.turn(&mut Budget::default());
-                lane.is_ready = !matches!(found, Found::Nothing | Found::Failed);
+                lane.is_ready = found == Found::Frames;
             }
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);

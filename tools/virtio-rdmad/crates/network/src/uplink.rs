@@ -148,7 +148,7 @@ impl Uplink {
     }
 
     /// Takes frames that have come over a lane, and gives each to `deliver`, with the bytes of a segment if it is a
-    /// train. Returns whether more may wait. If not, the next call need not be before the caller looks again anyway.
+    /// train. Returns whether more may wait. If not, the caller can do other work before the next call.
     ///
     /// # Errors
     ///
@@ -209,12 +209,12 @@ impl Uplink {
         match port.follow() {
             Ok(is_new) => {
                 if self.is_gone.swap(false, Ordering::Relaxed) || is_new {
-                    let (queues, before) = (port.attached(), port.lanes());
+                    let (queues, wanted) = (port.attached(), port.lanes());
                     tracing::info!(
                         network,
                         uplink,
                         queues,
-                        before,
+                        wanted,
                         "the interface of the uplink is there again"
                     );
                 }

@@ -42,8 +42,6 @@ struct View {
     spin: Spin,
     /// Whether the last turn found something, or there was no time for a turn.
     is_busy: bool,
-    /// Whether the last turn failed.
-    has_failed: bool,
 }
 
 /// The intakes of all networks that have an uplink.
@@ -75,7 +73,6 @@ impl Intakes {
             state: State::Away(now),
             spin: Spin::new(poll, now),
             is_busy: false,
-            has_failed: false,
         };
         let views = intakes.iter().map(view).collect();
         Self { views, first: 0, parts: 0, worker, poller: Arc::clone(poller) }
@@ -111,13 +108,13 @@ impl Intakes {
     pub fn review(&mut self, now: Instant) -> Result<(), Errno> {
         let is_flood = self.parts >= MOST_PARTS;
         for at in 0..self.views.len() {
-            let View { state, is_busy, has_failed, .. } = self.views[at];
+            let View { state, is_busy, .. } = self.views[at];
             let is_wanted = self.views[at].is_wanted();
             match state {
                 State::Away(until) if is_wanted && until <= now => self.take_over(at, now)?,
                 State::Away(_) => {}
                 _ if !is_wanted => self.give_back(at, now),
-                _ if has_failed || is_flood && is_busy => self.give_back(at, now + RELIEF),
+                _ if is_flood && is_busy => self.give_back(at, now + RELIEF),
                 _ => {}
             }
         }
@@ -133,7 +130,7 @@ impl Intakes {
         if !view.intake.claim(self.worker) {
             return Ok(());
         }
-        (view.state, view.is_busy, view.has_failed) = (State::Armed, false, false);
+        (view.state, view.is_busy) = (State::Armed, false);
         // An event reports the frames that have come already.
         let source = Source::Uplink(u32::try_from(at).unwrap_or(u32::MAX));
         let added = self.poller.add(&*view.intake, source);
@@ -186,7 +183,13 @@ impl Intakes {
                 view.is_busy = true;
                 continue;
             }
-            worked |= view.turn(&mut budget);
+            let found = view.intake.turn(&mut budget);
+            view.is_busy = found == Found::Frames;
+            worked |= view.is_busy;
+            if found == Found::Failed {
+                // The lane may have no interface any more, and no event tells a worker that sleeps when it has one.
+                self.give_back(at, Instant::now() + RELIEF);
+            }
             if budget.is_over() {
                 self.first = (at + 1) % count;
             }
@@ -223,13 +226,6 @@ impl View {
     /// guest that a worker serves.
     fn is_wanted(&self) -> bool {
         self.own_guests != 0 || self.guests != 0 && !self.intake.has_guests()
-    }
-
-    fn turn(&mut self, budget: &mut Budget) -> bool {
-        let found = self.intake.turn(budget);
-        self.has_failed = found == Found::Failed;
-        self.is_busy = !matches!(found, Found::Nothing | Found::Failed);
-        self.is_busy
     }
 }
 
@@ -328,7 +324,8 @@ mod tests {
         assert!(bench.intake.is_of_thread());
     }
 
-    /// A worker whose guest's lane it is gets it from another one, and the other one gets it when that guest has gone.
+    /// A worker that serves the guest of a lane takes the lane over from another worker, which has it again when the
+    /// guest has gone.
     #[test]
     fn the_worker_of_the_lane_comes_first() {
         const GUEST: Option<Mac> = Some([0x52, 0x54, 0, 0, 0, 1]);
