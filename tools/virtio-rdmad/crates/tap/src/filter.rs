@@ -86,7 +86,8 @@ fn roce_v2() -> Vec<sock_filter> {
     version.into_iter().chain(ipv6).chain(ipv4).collect()
 }
 
-/// Goes on behind itself with frames in a share alone.
+/// Returns instructions that end the filter for a frame outside of a share. For all other frames the filter goes on
+/// with the instruction behind these.
 fn in_share(share: Share) -> [sock_filter; 4] {
     let (index, of) = share.numbers();
     [

@@ -58,10 +58,10 @@
 //! (`veth_convert_skb_to_xdp_buff()` in `drivers/net/veth.c`), and the kernel copies it once more into the memory of the
 //! socket (`__xsk_rcv()`).
 //!
-//! For messages it is a loss: a train of 60,000 bytes costs the thread 4.6 us at once, and 57 frames of 1,100 bytes as
-//! many, but the kernel has 57 packets to bring instead of one. A program at one end takes segmentation offload away from
-//! the other end (`veth_xdp_set()`), so the kernel takes each train apart there. A card whose driver has a mode without
-//! copies is another matter, which nobody has measured here.
+//! For messages it is a loss. A train of 60,000 bytes costs the thread 4.6 us, which is as much as 57 frames of
+//! 1,100 bytes cost it by an AF_XDP socket, but the kernel brings 57 packets then, where a train is one. A program
+//! at one end takes segmentation offload away from the other end (`veth_xdp_set()`), so the kernel takes each train
+//! apart there. A card whose driver has a mode without copies is another matter, which nobody has measured here.
 
 use std::collections::BTreeSet;
 use std::fs::File;
