@@ -242,6 +242,7 @@ impl Drop for Intakes {
 mod tests {
     use std::net::UdpSocket;
     use std::num::NonZeroU8;
+    use std::process::Command;
 
     use engine::{Fabric, FabricConfig};
     use network::{vxlan, Switch, Uplink};
@@ -399,6 +400,46 @@ mod tests {
         while bench.intake.turn(&mut Budget::default()) != Found::Nothing {}
         view.review(now + RELIEF).unwrap();
         assert!(!bench.intake.is_of_thread());
+    }
+
+    /// A worker that sleeps would not be told when the lane has an interface again. The test runs once more in a process
+    /// that has a network namespace of its own.
+    #[test]
+    fn a_lane_without_an_interface_is_given_back() {
+        const INSIDE: &str = "RDMAD_TEST_HAS_A_NAMESPACE";
+        const TEST: &str = "worker::intakes::tests::a_lane_without_an_interface_is_given_back";
+        let run = |words: &str| {
+            let mut words = words.split(' ');
+            Command::new(words.next().unwrap()).args(words).status().is_ok_and(|it| it.success())
+        };
+        if std::env::var_os(INSIDE).is_none() {
+            if !run("unshare --net true") {
+                return eprintln!("skipped: this process may not make a network namespace");
+            }
+            let mut again = Command::new("unshare");
+            again.arg("--net").arg(std::env::current_exe().unwrap()).env(INSIDE, "1");
+            let output = again.args([TEST, "--exact", "--nocapture"]).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+            return;
+        }
+        assert!(run("ip tuntap add name tap0 mode tap") && run("ip link set tap0 up"));
+        let spec: UplinkSpec = "tap=tap0".parse().unwrap();
+        let (way, lanes, now) = (spec.way().unwrap(), NonZeroU8::MIN, Instant::now());
+        let uplink = Uplink::open("default", &way, None, false, Some(&[]), lanes).unwrap();
+        let switch = Arc::new(Switch::new(Some(uplink.clone()), Vec::new()).unwrap());
+        let fabric = Fabric::new(FabricConfig::default());
+        let intakes = Intake::of_lanes(&switch, &uplink, &fabric).unwrap();
+        let poller = Arc::new(Poller::new().unwrap());
+        let mut view = Intakes::new(&intakes, 0, &poller, Duration::ZERO, now);
+        view.join("default", None);
+        view.review(now).unwrap();
+        assert!(!intakes[0].is_of_thread());
+        assert!(run("ip link del tap0"));
+        view.notice(0);
+        // What had come before is taken first.
+        while view.turn() {}
+        assert!(intakes[0].is_of_thread() && !view.is_polling());
     }
 
     /// All lanes of a worker have the time of one, by turns, and a flood over all of them is left to others as soon.
