@@ -810,11 +810,14 @@ impl<T> SendWindow<T> {
     }
 
     /// Takes the peer for one that counts its receives until it says otherwise, because the consumer relies on that: of
-    /// the messages that take a receive, the first one is sent and the others wait.
+    /// the messages that take a receive, the first one is sent and the others wait. Messages under way have their
+    /// receives; one that is acknowledged is not under way, even if it waits for the response of an earlier one.
     pub fn expect_credits(&mut self) {
         let from = self.acked_or_complete();
-        let is_under_way =
-            |entry: &&Entry<T>| entry.kind.takes_receive && entry.first.is_before(self.snd_max);
+        let is_under_way = |entry: &&Entry<T>| {
+            let is_sent = entry.first.is_before(self.snd_max);
+            entry.kind.takes_receive && is_sent && entry.end().is_after(from)
+        };
         let messages = self.entries.iter().filter(is_under_way).count().max(1);
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
         self.credit = Some(Credit { from, messages });
@@ -1512,6 +1515,22 @@ mod tests {
         window.handle_ack(Psn::new(0));
         assert!(window.poll_completed().is_some() && window.lacks_credit());
         window.lend_credit();
+        assert_eq!(sends(&mut window).0, 1);
+    }
+
+    /// After an upgrade one new message leaves. What the peer has acknowledged, and what waits behind a READ alone, is
+    /// not under way.
+    #[test]
+    fn acknowledged_messages_behind_a_read_give_no_credit() {
+        let mut window = SendWindow::new(Psn::new(0));
+        let kind = Kind { takes_receive: true, ..Kind::default() };
+        window.push((), 1, Kind { has_response: true, ..Kind::default() });
+        (0..3).for_each(|_| window.push((), 1, kind));
+        assert_eq!(sends(&mut window).0, 4);
+        window.handle_ack(Psn::new(3));
+        assert_eq!(sends(&mut window).0, 1, "the response of the READ is missing");
+        window.expect_credits();
+        (0..3).for_each(|_| window.push((), 1, kind));
         assert_eq!(sends(&mut window).0, 1);
     }
 
