@@ -32,6 +32,9 @@
 //! vain, whatever the loss came of. So a loss to such a peer leaves as much of the window as does not wait, by the
 //! shortest time of an answer, if a third of it or more waits.
 //!
+//! Silence counts as well. If a peer that has selective acknowledgements answers neither a packet nor the probe for it
+//! (`probe.rs`), all packets are taken for lost, and the window is reduced in the same way.
+//!
 //! A packet is lost if the peer holds three later ones (RFC 6675), so that packets that overtake each other are no sign
 //! of congestion. A NAK of a peer that sends no selective acknowledgements does not say that.
 //!
@@ -40,7 +43,8 @@
 //! where the round trip is long: 256 packets of 1 KiB in 1 ms are 2 Gbit/s. So the window is larger as long as nothing is
 //! lost: it has up to [`LONGEST`] bytes, and no more than are under way at [`LONGEST_RATE`] in the shortest round trip.
 //! Every responder takes that. What is lost costs more, because a responder drops what is 256 packets or more behind it.
-//! So a loss brings the window back to 256 packets until [`WARY`] others were sent.
+//! So a loss, silence or a time-out brings the window back to 256 packets until [`WARY`] others were sent, also where the
+//! path marks packets.
 //!
 //! # READs
 //! The data of READs has a window as well: how many packets may be missing when another response is requested. It
@@ -251,9 +255,12 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     }
 
     /// Handles the loss of the packet `psn` and of all others that are under way: nothing has come for a while.
-    pub fn lose_all(&mut self, psn: Psn, end: Psn) {
+    /// `is_marking` is whether the path marks packets.
+    pub fn lose_all(&mut self, psn: Psn, end: Psn, is_marking: bool) {
         self.be_wary();
-        self.shrink(psn, end, LEAST, 100 * KEPT);
+        if !is_marking {
+            self.shrink(psn, end, LEAST, 100 * KEPT);
+        }
     }
 
     /// Brings the window back to as many packets as a responder holds.
@@ -287,6 +294,7 @@ impl<const FIRST: u32, const MOST: u32> Cwnd<FIRST, MOST> {
     pub fn time_out(&mut self, end: Psn) {
         self.losses.recover = Some(end);
         self.losses.threshold = Some((self.packets / 2).max(LEAST));
+        self.be_wary();
         self.packets = self.packets.min(FIRST);
         self.acknowledged = 0;
     }

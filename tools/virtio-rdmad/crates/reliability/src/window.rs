@@ -1070,8 +1070,9 @@ impl<T> SendWindow<T> {
 
     /// Takes all packets for lost that the peer neither has acknowledged nor holds, and all gaps of responses.
     fn lose_all(&mut self) {
-        if self.span() != 0 && !self.flow.is_marked() {
-            self.cwnd.lose_all(self.acked_or_complete(), self.snd_max);
+        if self.span() != 0 {
+            let is_marking = self.flow.is_marked();
+            self.cwnd.lose_all(self.acked_or_complete(), self.snd_max, is_marking);
         }
         // What the peer cannot hold is sent as the window allows.
         self.go_back_to_held();
@@ -1457,6 +1458,54 @@ mod tests {
         window.handle_ack(first.plus(511));
         assert_eq!(sends(&mut window).0, 256);
         assert_eq!((window.snd_nxt, window.snd_max), (first.plus(768), end));
+    }
+
+    /// Returns a window of 1,024 packets, all of which are under way.
+    fn long() -> SendWindow<()> {
+        let (mut window, start) = (used(), Instant::now());
+        window.push((), 1 << 20, Kind::default());
+        window.probe.sent(window.acked, start);
+        window.probe.done(window.acked.plus(1), start + Duration::from_millis(2));
+        window.set_mtu(1024);
+        for _ in 0..4 {
+            window.handle_ack(window.snd_max.minus(1));
+            sends(&mut window);
+        }
+        assert_eq!(window.span(), 1024);
+        window
+    }
+
+    /// Has the peer acknowledge all that is sent, for so many round trips. Returns the greatest number of packets under
+    /// way.
+    fn acknowledge_all(window: &mut SendWindow<()>, round_trips: u32) -> u32 {
+        let spans = (0..round_trips).map(|_| {
+            window.handle_ack(window.snd_nxt.minus(1));
+            sends(window);
+            window.span()
+        });
+        spans.max().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_time_out_on_a_long_path_makes_the_next_windows_short() {
+        let mut window = long();
+        window.handle_timeout();
+        assert_eq!(sends(&mut window).0, 16);
+        assert_eq!(acknowledge_all(&mut window, 40), 256);
+    }
+
+    /// Silence is a loss of all packets. On a path that marks packets, it leaves what a responder can hold.
+    #[test]
+    fn silence_on_a_path_that_marks_makes_the_next_windows_short() {
+        let (mut window, now) = (long(), Instant::now());
+        window.flow.sent(now, 100, false);
+        window.flow.cut(now, 1_000_000_000);
+        (0..2).for_each(|_| {
+            window.handle_probe_timeout();
+            sends(&mut window);
+        });
+        assert_eq!(window.cwnd.packets(), 256);
+        assert_eq!(acknowledge_all(&mut window, 40), 256);
     }
 
     /// A peer that says nothing is sent no more at once than it can hold.
