@@ -1634,6 +1634,32 @@ mod tests {
     }
 
     #[test]
+    fn one_loss_in_a_long_flow_to_a_go_back_n_peer_keeps_trains() {
+        let (mut window, now) = (SendWindow::new(Psn::new(0)), Instant::now());
+        window.push((), 1 << 20, Kind::default());
+        let send = |window: &mut SendWindow<()>| {
+            let mut again = 0;
+            while let Some(due) = window.poll_transmit(1) {
+                assert!(window.flow.forms_trains(), "{due:?}");
+                again += u32::from(due.is_lost);
+                window.flow.sent(now, 1024, due.is_lost);
+                window.transmitted();
+            }
+            again
+        };
+        for _ in 0..40 {
+            send(&mut window);
+            window.handle_ack(window.snd_nxt.minus(1));
+        }
+        send(&mut window);
+        assert_eq!(window.span(), 256);
+        window.handle_nak();
+        assert_eq!(send(&mut window), 256);
+        window.handle_ack(window.snd_nxt.minus(1));
+        assert_eq!(send(&mut window), 0);
+    }
+
+    #[test]
     fn many_losses_of_responses_have_fewer_requested() {
         let asked_for = |lost: u32| {
             let mut window = SendWindow::new(Psn::new(0));

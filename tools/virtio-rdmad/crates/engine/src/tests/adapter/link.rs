@@ -3,6 +3,7 @@
 //! The link between the host of a guest and an adapter: the frames under way, and what happens to them.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,8 @@ pub struct Link {
     frames: Mutex<Frames>,
     /// All packets that were sent, also those that were lost.
     pub log: Mutex<Vec<(To, Headers)>>,
+    /// The number of frames that the guest's host has sent. A train is one.
+    pub of_host: AtomicU64,
 }
 
 impl Link {
@@ -63,7 +66,14 @@ impl Link {
         let (under_way, sent, dice) = (BTreeMap::new(), 0, Dice::new(seed));
         let (faults, loss, free_at) = (Faults::default(), None, clock.now());
         let frames = Mutex::new(Frames { under_way, sent, free_at, dice, faults, loss });
-        Arc::new(Self { clock: Arc::clone(clock), delay, rate, frames, log: Mutex::default() })
+        Arc::new(Self {
+            clock: Arc::clone(clock),
+            delay,
+            rate,
+            frames,
+            log: Mutex::default(),
+            of_host: AtomicU64::new(0),
+        })
     }
 
     /// Sets the faults from now on.
@@ -164,6 +174,7 @@ impl Frames {
 
 impl Uplink for Link {
     fn send(&self, Segments { frame, segment, .. }: Segments<'_>) -> usize {
+        self.of_host.fetch_add(1, Ordering::Relaxed);
         let mut frame = frame.to_vec();
         let mut split = Split::new(&frame, segment);
         while let Some(range) = split.next(&mut frame) {
