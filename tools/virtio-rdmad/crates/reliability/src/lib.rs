@@ -34,8 +34,8 @@
 //!    For a packet of a response it calls [`SendWindow::handle_response`], writes the payload to memory, and calls
 //!    [`SendWindow::accept_response`]. When [`SendWindow::timeout_at`] is over it calls [`SendWindow::handle_timeout`],
 //!    when [`SendWindow::probe_at`] is over [`SendWindow::handle_probe_timeout`], and when [`SendWindow::credit_at`] is
-//!    over [`SendWindow::lend_credit`]. For a message it asks
-//!    [`SendWindow::has_room`] and calls [`SendWindow::push`].
+//!    over [`SendWindow::lend_credit`], or [`SendWindow::ask_for_credit`] if no message may be sent without a receive.
+//!    For a message it asks [`SendWindow::has_room`] and calls [`SendWindow::push`].
 //! 2. **Progress.** If [`SendWindow::take_progress`] says so, the caller renews its retries, and calls
 //!    [`SendWindow::handle_progress`].
 //! 3. **Completions.** [`SendWindow::poll_completed`] returns each message that is complete, in order.
@@ -44,7 +44,7 @@
 //!    selective acknowledgements if [`SendWindow::poll_sack_question`] returns one.
 //! 5. **Timers.** If [`SendWindow::awaits_answer`] says that an answer is due and no timer runs, the caller sets
 //!    `timeout_at` by the time-out of the connection, and `probe_at` by [`SendWindow::probe_delay`]. It sets `credit_at`
-//!    by that as well, as long as [`SendWindow::lacks_credit`] says so.
+//!    by [`SendWindow::credit_delay`], as long as [`SendWindow::lacks_credit`] says so.
 //!
 //! Calls of step 1 may be repeated before the other steps. None of the steps allocates memory by a number that a peer
 //! has chosen.

@@ -49,6 +49,12 @@ const MOST_PACKETS: u32 = 1 << 22;
 /// may have been overtaken (DupThresh of RFC 6675).
 const DUPLICATES: u32 = 3;
 
+/// The number of questions for receives without an answer after which a message goes without a credit.
+const MOST_QUESTIONS: u32 = 7;
+
+/// The most questions for receives after each of which the next one comes later.
+const MOST_DELAYS: u32 = 8;
+
 /// The most times that a peer is asked whether it has selective acknowledgements.
 pub const MOST_OFFERS: u8 = 16;
 
@@ -73,6 +79,10 @@ struct Credit {
     from: Psn,
     /// The number of messages that take a receive and may be sent from there on.
     messages: u32,
+    /// The number of times that the peer was asked for its receives since it told of one.
+    asked: u32,
+    /// The number of times that it was asked since it told anything.
+    unanswered: u32,
 }
 
 /// A message in the window.
@@ -774,7 +784,7 @@ impl<T> SendWindow<T> {
 
     /// Returns whether the peer has a receive for the message at this place, as far as it tells.
     fn has_credit(&self, at: usize) -> bool {
-        let Some(Credit { from, messages }) = self.credit else { return true };
+        let Some(Credit { from, messages, .. }) = self.credit else { return true };
         // A message of which the peer has a part counts as well: the peer counts the messages behind those that are done
         // (MSN).
         let takes = |entry: &&Entry<T>| entry.kind.takes_receive && entry.end().is_after(from);
@@ -798,7 +808,11 @@ impl<T> SendWindow<T> {
         if self.credit.is_some_and(|credit| from.is_before(credit.from)) {
             return;
         }
-        self.credit = messages.map(|messages| Credit { from, messages: messages.into() });
+        let before = self.credit.map_or(0, |credit| credit.asked);
+        self.credit = messages.map(|messages| {
+            let asked = if messages == 0 { before } else { 0 };
+            Credit { from, messages: messages.into(), asked, unanswered: 0 }
+        });
     }
 
     /// Counts the receive that a message has taken of which the peer has not told yet, and forgets the message.
@@ -820,7 +834,7 @@ impl<T> SendWindow<T> {
         };
         let messages = self.entries.iter().filter(is_under_way).count().max(1);
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
-        self.credit = Some(Credit { from, messages });
+        self.credit = Some(Credit { from, messages, asked: 0, unanswered: 0 });
     }
 
     /// Returns whether an acknowledgement of this packet tells of receives alone: everything up to the packet was
@@ -836,6 +850,29 @@ impl<T> SendWindow<T> {
         if let Some(credit) = &mut self.credit {
             credit.messages += 1;
         }
+    }
+
+    /// Asks the peer for its receives, for a consumer that wants no retry for want of a receive. Returns the PSN of a
+    /// packet that the peer has received and acknowledges again. A peer that does not answer may be gone, which only a
+    /// message tells: after a few questions this [lends](Self::lend_credit) a credit, and returns `None`.
+    pub fn ask_for_credit(&mut self) -> Option<Psn> {
+        let psn = self.acked_or_complete().minus(1);
+        let Some(credit) = self.credit.as_mut().filter(|credit| credit.unanswered < MOST_QUESTIONS)
+        else {
+            self.lend_credit();
+            return None;
+        };
+        credit.asked = credit.asked.saturating_add(1);
+        credit.unanswered += 1;
+        self.credit_at = None;
+        Some(psn)
+    }
+
+    /// Returns how long a message waits for a receive before it goes without, or before the peer is asked. The delay
+    /// doubles with each question, up to a bound.
+    pub fn credit_delay(&self) -> Duration {
+        let asked = self.credit.map_or(0, |credit| credit.asked);
+        self.probe_delay().saturating_mul(1 << asked.min(MOST_DELAYS))
     }
 
     /// Notes that the packet was sent that [`Self::poll_transmit`] returns.
@@ -1581,6 +1618,26 @@ mod tests {
         window.expect_credits();
         (0..3).for_each(|_| window.push((), 1, kind));
         assert_eq!(sends(&mut window).0, 1);
+    }
+
+    #[test]
+    fn a_peer_without_receives_is_asked_later_and_later() {
+        let mut window = SendWindow::new(Psn::new(7));
+        window.push((), 1, Kind { takes_receive: true, ..Kind::default() });
+        let none = |window: &mut SendWindow<()>| window.handle_credits(Psn::new(6), Some(0));
+        none(&mut window);
+        let first = window.credit_delay();
+        for asked in 0..20_u32 {
+            assert_eq!(window.credit_delay(), first * (1 << asked.min(MOST_DELAYS)));
+            assert_eq!((window.ask_for_credit(), sends(&mut window).0), (Some(Psn::new(6)), 0));
+            none(&mut window);
+        }
+        for _ in 0..MOST_QUESTIONS {
+            assert_eq!(window.ask_for_credit(), Some(Psn::new(6)));
+        }
+        assert_eq!((window.ask_for_credit(), sends(&mut window).0), (None, 1));
+        window.handle_credits(Psn::new(6), Some(1));
+        assert_eq!(window.credit_delay(), first);
     }
 
     /// A message counts until the peer says that it is done, and no longer, whatever acknowledges it.

@@ -88,7 +88,8 @@ fn a_packet_of_an_unknown_opcode_has_no_effect() {
     assert_eq!(bench.guest.bytes(DATA, 64), [1; 64]);
 }
 
-/// A program that never retries for want of a receive relies on credits: no SEND leaves without one.
+/// A program that never retries for want of a receive relies on credits: no SEND leaves without one, as long as the peer
+/// tells of its receives.
 #[test]
 fn credits_are_obeyed() {
     let habits = Habits { gives_credits: true, ..Habits::default() };
@@ -143,6 +144,36 @@ fn credits_are_obeyed_whatever_acknowledges() {
     }
     assert_eq!(bench.nic.responder.rnr_naks, 0);
     assert!(bench.nic.responder.received.iter().all(|(data, _)| *data == sent));
+}
+
+/// A peer that has no receive for long is asked, and sent no message. It may have lost what it tells, or be gone.
+#[test]
+fn a_peer_without_receives_is_asked_for_them() {
+    let habits = Habits { gives_credits: true, ..Habits::default() };
+    for is_gone in [false, true] {
+        let mut bench = Bench::with(habits, |guest| (guest.rnr_retry, guest.retry_cnt) = (0, 1));
+        bench.nic.responder.post_receives(1, 3000);
+        bench.settle();
+        (1..=2).for_each(|wr_id| bench.post(wr_id, VIRTIO_RDMA_WR_SEND, 2500, 0));
+        assert_eq!(bench.completion().0, (1, OK, VIRTIO_RDMA_WC_SEND));
+        if is_gone {
+            bench.link.lose(|_, _| true);
+            let (cqe, time) = bench.completion();
+            assert_eq!((cqe.0, cqe.1), (2, VIRTIO_RDMA_WC_RETRY_EXC_ERR));
+            assert!(time < Duration::from_millis(400), "{time:?}");
+            continue;
+        }
+        let before = bench.link.count(To::Adapter, |_| true);
+        bench.run_for(Duration::from_millis(500));
+        assert_eq!((bench.nic.responder.rnr_naks, bench.poll()), (0, None));
+        let asked = bench.link.count(To::Adapter, |_| true) - before;
+        assert!((8..20).contains(&asked), "{asked} questions");
+        bench.link.lose_one(|to, _| to == To::Guest);
+        bench.nic.responder.post_receives(1, 3000);
+        let (cqe, time) = bench.completion();
+        assert_eq!((cqe.0, cqe.1, bench.nic.responder.rnr_naks), (2, OK, 0));
+        assert!(time < Duration::from_millis(100), "{time:?}");
+    }
 }
 
 /// A QP whose send queue drains still repairs losses, and gives up as one in RTS does.

@@ -141,8 +141,13 @@ impl Sender<'_> {
             return false;
         }
         window.rnr_until = None;
+        let mut question = None;
         if window.credit_at.is_some_and(|at| at <= now) {
-            window.lend_credit();
+            if attr.rnr_retry == 0 {
+                question = window.ask_for_credit();
+            } else {
+                window.lend_credit();
+            }
         }
         let path = Path::new(hca, self.slot, attr, source);
         let Some(path) = path.map(|path| path.observed_if(self.observed, self.slot)) else {
@@ -150,6 +155,9 @@ impl Sender<'_> {
             return false;
         };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
+        if let Some(psn) = question {
+            ask_for_credit(hca, &path, service, psn, round);
+        }
         window.paced_until = None;
         window.set_mtu(mtu);
         if window.flow.is_idle(now) {
@@ -278,7 +286,7 @@ impl Sender<'_> {
         let is_early = |at: &Instant| window.timeout_at.is_some_and(|end| *at < end);
         window.probe_at = window.probe_at.filter(is_early);
         window.credit_at = window.lacks_credit().then(|| {
-            window.credit_at.unwrap_or_else(|| self.hca.clock().now() + window.probe_delay())
+            window.credit_at.unwrap_or_else(|| self.hca.clock().now() + window.credit_delay())
         });
         let answer = window.probe_at.or(window.timeout_at).or(window.credit_at);
         let own = window.rnr_until.max(window.paced_until).or(answer);
@@ -504,6 +512,18 @@ fn offer(hca: &Hca, path: &Path, psn: Psn, asks: bool, round: &mut Round) {
     congestion::charge(hca);
     let mut headers = path.headers(Opcode::SELECTIVE_OFFER, psn, ExtendedHeaders::default());
     headers.bth.ack_request = asks;
+    let _ = round.outbox.send(hca, &headers, path.observed, 0, |_| Ok::<(), ()>(()));
+}
+
+/// Asks a responder how many receives it has, by a WRITE of no bytes with the PSN of a packet that it has received: it
+/// acknowledges a duplicate with its credits (IBA C9-105).
+fn ask_for_credit(hca: &Hca, path: &Path, service: Service, psn: Psn, round: &mut Round) {
+    let request = Request { operation: Operation::Write, ..Request::EMPTY };
+    let Some((opcode, extended)) = opcode(service, &request, Position::Only, 0) else { return };
+    congestion::charge(hca);
+    hca.stats.add(Counter::Probes, 1);
+    let mut headers = path.headers(opcode, psn, extended);
+    headers.bth.ack_request = true;
     let _ = round.outbox.send(hca, &headers, path.observed, 0, |_| Ok::<(), ()>(()));
 }
 
