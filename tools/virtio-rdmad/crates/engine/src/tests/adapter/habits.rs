@@ -176,6 +176,22 @@ fn a_peer_without_receives_is_asked_for_them() {
     }
 }
 
+/// Of two messages the peer has no receive for the first one, and then none for the second. The first one is done,
+/// whatever happens to the second.
+#[test]
+fn what_a_second_rnr_nak_acknowledges_is_done() {
+    let mut bench = Bench::with(Habits::default(), |guest| guest.retry_cnt = 1);
+    (1..=2).for_each(|wr_id| bench.post(wr_id, VIRTIO_RDMA_WR_SEND, 64, 0));
+    bench.run_for(Duration::from_micros(50));
+    assert_eq!(bench.nic.responder.rnr_naks, 1, "the guest pauses");
+    let nak = roce::Syndrome::RnrNak(roce::RnrTimer::new(12).unwrap());
+    bench.nic.responder.syndrome(Psn::new(FIRST + 1), nak);
+    bench.link.lose(|to, _| to == To::Adapter);
+    assert_eq!(bench.completion().0, (1, OK, VIRTIO_RDMA_WC_SEND));
+    let (second, _) = bench.completion();
+    assert_eq!((second.0, second.1), (2, VIRTIO_RDMA_WC_RETRY_EXC_ERR));
+}
+
 /// A QP whose send queue drains still repairs losses, and gives up as one in RTS does.
 #[test]
 fn losses_are_repaired_while_a_queue_drains() {

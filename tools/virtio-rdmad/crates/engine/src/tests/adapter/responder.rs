@@ -110,7 +110,8 @@ impl Responder {
         self.answers.push_back((opcode, psn, extended, Vec::new()));
     }
 
-    fn syndrome(&mut self, psn: Psn, syndrome: Syndrome) {
+    /// Answers a packet by an acknowledgement or a NAK.
+    pub fn syndrome(&mut self, psn: Psn, syndrome: Syndrome) {
         let aeth = Some(Aeth { syndrome, msn: self.msn });
         self.answer(Operation::Acknowledge, psn, ExtendedHeaders { aeth, ..Default::default() });
     }

@@ -469,16 +469,19 @@ impl Sender<'_> {
         }
         window.handle_rnr_nak();
         let now = self.hca.clock().now();
-        if window.rnr_until.is_some_and(|until| now < until) {
-            return;
+        let has_paused = window.rnr_until.is_some_and(|until| now < until);
+        if !has_paused {
+            window.rnr_until = Some(now + timer.delay().max(Duration::from_nanos(1)));
+            (window.timeout_at, window.probe_at) = (None, None);
         }
-        window.rnr_until = Some(now + timer.delay().max(Duration::from_nanos(1)));
-        (window.timeout_at, window.probe_at) = (None, None);
         // The peer has done what is in front, and the response to that is lost: this is one more try for the
         // response, and no try for a receive.
         let is_response_lost = window.snd_una() != psn;
-        self.hca.stats.add(Counter::RnrWaits, 1);
         self.complete_done(requester, round);
+        if has_paused {
+            return;
+        }
+        self.hca.stats.add(Counter::RnrWaits, 1);
         let (left, status) = if is_response_lost {
             (&mut requester.retry_left, WcStatus::RetryExceeded)
         } else {
