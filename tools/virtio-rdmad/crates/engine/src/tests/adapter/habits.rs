@@ -5,6 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use roce::{NakCode, Operation};
+use zerocopy::FromZeros;
 
 use super::link::Faults;
 use super::nic::with_opcode;
@@ -377,7 +378,25 @@ fn no_part_of_a_read_is_forgotten() {
 /// A NAK names a request. What is in front of it has not failed, and does not end with its status.
 #[test]
 fn a_nak_of_a_later_request_is_not_that_of_the_oldest() {
-    let mut bench = Bench::with(Habits::default(), |guest| guest.retry_cnt = 1);
+    refuse_behind_a_lost_answer(Bench::with(Habits::default(), |guest| guest.retry_cnt = 1));
+}
+
+/// A consumer that wants to wait for ever is told, too: the peer answers nothing any more.
+#[test]
+fn a_nak_of_a_later_request_ends_a_connection_without_a_time_for_an_answer() {
+    let mut bench = Bench::new(Habits::default());
+    bench.guest.set_state(bench.end.qpn, VIRTIO_RDMA_QPS_SQD).unwrap();
+    let attr = virtio_rdma_qp_attr {
+        qp_state: VIRTIO_RDMA_QPS_SQD as u8,
+        ..virtio_rdma_qp_attr::new_zeroed()
+    };
+    bench.guest.modify(bench.end.qpn, VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_TIMEOUT, attr).unwrap();
+    bench.guest.set_state(bench.end.qpn, VIRTIO_RDMA_QPS_RTS).unwrap();
+    refuse_behind_a_lost_answer(bench);
+}
+
+/// Loses the answer to a READ, and has the WRITE behind it refused.
+fn refuse_behind_a_lost_answer(mut bench: Bench) {
     bench.link.lose_one(|to, headers| {
         to == To::Guest && headers.bth.opcode.operation() == Operation::ReadResponse
     });

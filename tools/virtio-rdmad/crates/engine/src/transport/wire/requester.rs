@@ -366,7 +366,13 @@ impl Sender<'_> {
                         // A request in front of the refused one may be done, and its answer lost. It has not failed, and
                         // is repeated.
                         let is_oldest = window.is_of_oldest_incomplete(psn);
-                        failure = nak_status(code).filter(|_| is_oldest);
+                        // The peer may answer nothing any more, which ends the oldest one when the time for an answer is
+                        // over. Without such a time it ends at once.
+                        failure = match nak_status(code) {
+                            Some(_) if !is_oldest && attr.timeout != 0 => None,
+                            Some(_) if !is_oldest => Some(WcStatus::RetryExceeded),
+                            status => status,
+                        };
                         window.handle_nak();
                     }
                     Syndrome::Reserved(_) => {}
