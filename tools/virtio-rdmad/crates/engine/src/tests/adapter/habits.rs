@@ -564,3 +564,27 @@ fn goodput_over_a_link_with_losses() {
         assert!(part >= least, "{what}: {part} %");
     }
 }
+
+/// An adapter has more long READs to do than it may have under way, and goes back to the one whose answer has a gap: it
+/// asks for that one and for all behind it again. Each answer is sent once more, and not once for each time that it was
+/// asked for.
+#[test]
+fn a_gap_in_an_answer_does_not_multiply_answers() {
+    let mut bench = Bench::new(Habits::default());
+    bench.link.lose_one(|to, headers| {
+        to == To::Adapter && headers.bth.psn == Psn::new(FIRST).plus(100)
+    });
+    let (reads, len) = (8, 1 << 20);
+    let sent = bench.guest.fill(DATA, len, 5);
+    for _ in 0..reads {
+        bench.nic.post(Work::Read { at: DATA, len });
+    }
+    bench.settle();
+    let done: Vec<_> = bench.nic.requester.done.drain(..).collect();
+    assert_eq!(done.len(), reads);
+    assert!(done.iter().all(|(_, data)| *data == sent));
+    let answers = bench.link.count(To::Adapter, |_| true);
+    let under_way = requester::MOST_ANSWERS * len / nic::MTU;
+    let once = reads * len / nic::MTU;
+    assert!((once..once + under_way).contains(&answers), "{answers} packets of answers");
+}

@@ -14,6 +14,10 @@ use super::nic::{Habits, MTU};
 
 /// The time for an answer, as the connection manager of Linux sets it.
 pub const TIMEOUT: Duration = Duration::from_millis(537);
+/// The most times that a request is sent again without progress, as the connection manager of Linux sets it.
+const RETRIES: u32 = 7;
+/// The most READs and atomics under way, as many as the guest's QP remembers (`max_dest_rd_atomic`).
+pub const MOST_ANSWERS: usize = 4;
 /// The lowest rate of a flow, in bytes per second.
 const MIN_RATE: u64 = 12_500_000;
 /// The time after which a flow without a CNP recovers half of what it lost (`rpg_time_reset` of mlx5).
@@ -171,10 +175,7 @@ impl Requester {
             return None;
         }
         self.rnr_until = None;
-        let entry = self.entries.iter().find(|entry| entry.end().is_after(self.nxt))?;
-        if !self.has_credit(entry) {
-            return None;
-        }
+        let entry = self.next_entry()?;
         let index = self.nxt.distance_from(entry.first).unsigned_abs();
         let packet = self.packet(entry, index);
         self.nxt = if entry.has_answer() { entry.end() } else { self.nxt.plus(1) };
@@ -186,6 +187,19 @@ impl Requester {
         self.line_free_at = Some(now + Duration::from_nanos(bytes * 1_000_000_000 / self.rate));
         self.deadline.get_or_insert(now + self.timeout());
         Some(packet)
+    }
+
+    /// Returns the message of the next packet, if that may be sent.
+    fn next_entry(&self) -> Option<&Entry> {
+        let entry = self.entries.iter().find(|entry| entry.end().is_after(self.nxt))?;
+        (self.has_credit(entry) && self.has_room(entry)).then_some(entry)
+    }
+
+    /// Returns whether the peer remembers the answer to a message and all answers in front of it that are missing.
+    fn has_room(&self, entry: &Entry) -> bool {
+        let in_front = self.entries.iter().filter(|other| other.first.is_before(entry.first));
+        let missing = in_front.filter(|other| other.has_answer() && !other.is_answered).count();
+        !entry.has_answer() || missing < MOST_ANSWERS
     }
 
     /// Returns whether a message has a credit. A requester may send one message beyond them when nothing else is under
@@ -260,6 +274,7 @@ impl Requester {
         if self.deadline.is_some_and(|at| at <= now) {
             self.timeouts += 1;
             self.tries += 1;
+            assert!(self.tries <= RETRIES, "no answer after {RETRIES} retries: {}", self.state());
             (self.nxt, self.deadline, self.asked_for_gap) = (self.una, None, false);
         }
     }
@@ -277,8 +292,7 @@ impl Requester {
 
     /// Returns when the requester wants to be asked again.
     pub fn next(&self, now: Instant) -> Option<Instant> {
-        let entry = self.entries.iter().find(|entry| entry.end().is_after(self.nxt));
-        let may_send = entry.is_some_and(|entry| self.has_credit(entry)) && self.failed.is_none();
+        let may_send = self.next_entry().is_some() && self.failed.is_none();
         let line = self.line_free_at.unwrap_or(now).max(self.rnr_until.unwrap_or(now));
         may_send.then_some(line).into_iter().chain(self.deadline).chain(self.recover_at).min()
     }
