@@ -94,7 +94,7 @@ bench: ## every path beside the machine's limits, and goals for its processors; 
 	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 
 .PHONY: test
-test: ## the suites host, uml, stock, debug, and a share of another in turn (TURN=NAME|none); T="uml ulp ..." names suites
+test: ## the suites host, uml, stock, debug, and a share of another in turn (TURN=NAME|none), in MINUTES=65; T="uml ulp ..." names suites
 	@$(top)/tools/test/run $(T)
 
 .PHONY: test-all

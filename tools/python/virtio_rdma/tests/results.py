@@ -11,6 +11,7 @@ plan at the end. A run that does not get to its end prints no plan.
 
 import os
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ import pytest
 from virtio_rdma.common import Failure
 
 NOTES = "notes"
+# What is written of a test that would begin when the time of "make test" is over.
+NO_TIME = "not this time: the minutes of make test are over (MINUTES); a suite that T names has no limit"
 
 
 def pytest_addoption(parser):
@@ -52,6 +55,8 @@ class Results:
         self.count = 0
         self.notes: list[str] = []
         self.lost: dict[tuple, str] = {}
+        self.until = float(os.environ.get("UNTIL", "inf"))
+        self.begun: set[tuple] = set()
 
     def result(self, name, passed=True, skip=None):
         """Reports one result, and returns whether it passed. skip: the reason why it could not run."""
@@ -86,10 +91,17 @@ class Results:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
-        """Leaves out tests whose guests are lost."""
-        reason = self.lost.get(guests_of(item))
+        """Leaves out tests whose guests are lost, and those in guests for which no time is left. What is judged at the
+        end of guests that have booted comes always."""
+        guests = guests_of(item)
+        reason = self.lost.get(guests)
         if reason:
             pytest.skip(f"left out: {reason}")
+        if "platform" in item.fixturenames:
+            is_late = time.time() > self.until
+            if is_late and ("program" in item.fixturenames or guests not in self.begun):
+                pytest.skip(NO_TIME)
+            self.begun.add(guests)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):

@@ -196,6 +196,41 @@ def test_plugin(pytester, workers):
     assert outcomes["guests end"] == ["failure"]
 
 
+LATE = """
+import pytest
+
+@pytest.fixture(scope="class")
+def platform():
+    pass
+
+class TestBooted:
+    @pytest.mark.parametrize("program", ["a", "b"])
+    def test_program(self, program, platform, results):
+        results.until = 0
+
+    def test_objects(self, platform):
+        pass
+
+class TestOthers:
+    def test_boots(self, platform):
+        pass
+
+def test_without_guests():
+    pass
+"""
+LATE_KTAP = ["ok 1 program: a", "ok 2 program: b # SKIP", "ok 3 objects", "ok 4 boots # SKIP", "ok 5 without guests",
+             "1..5"]
+
+
+def test_late(pytester):
+    """No program begins when the time is over, and no guest boots. What needs no guests runs."""
+    pytester.makepyfile(LATE)
+    pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -p virtio_rdma.tests.results")
+    done = pytester.runpytest_subprocess("--ktap")
+    lines = [line for line in done.outlines if line.startswith(("ok", "not ok", "1.."))]
+    assert [line.split("not this time")[0].strip() for line in lines] == LATE_KTAP
+
+
 def test_interrupted_run_has_no_plan(pytester):
     pytester.makepyfile("def test_one():\n    pass\n\ndef test_two():\n    raise KeyboardInterrupt\n")
     pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -p virtio_rdma.tests.results")
