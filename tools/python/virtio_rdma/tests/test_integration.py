@@ -93,7 +93,7 @@ def test_libvirt_does_not_take_in_a_device_without_its_state(operation, source, 
     done = libvirt(programs, operation, "begin", domain(GUEST))
     assert (done.returncode, done.stdout, programs.calls) == (1, "", [])
     assert done.stderr == (f"virtio-rdma: vm1: the domain comes from {source}, and QEMU does not save the state of its "
-                           "vfio-user-pci; see migration.md in /usr/share/doc/virtio-rdmad\n")
+                           "vfio-user-pci; see managers.md in /usr/share/doc/virtio-rdmad\n")
 
 
 @pytest.mark.parametrize("text", [

@@ -32,7 +32,7 @@ USER = "debian"
 # Lists files that belong to the packages by their names, beside those that cloud-init was given.
 FILES = r"find / -xdev \( -name '*virtio_rdma*' -o -name '*virtio-rdma*' \) -not -path '/var/lib/cloud/*'"
 README = os.path.join(TOP, "README.md")
-USER_GUIDE = os.path.join(TOP, "Documentation/user-guide.md")
+GUEST_PAGE = os.path.join(TOP, "Documentation/guest.md")
 # The name that the driver gives the first device, and the file with the rule by which rdma-core renames it.
 FIRST_NAME = "virtio_rdma0"
 NAMING_RULE = "/etc/udev/rules.d/60-rdma-persistent-naming.rules"
@@ -76,10 +76,10 @@ def recipe():
 
 
 def naming_rule():
-    """Returns the lines of the user guide that keep the name of the driver."""
-    with open(USER_GUIDE, encoding="utf-8") as file:
+    """Returns the lines of guest.md that keep the name of the driver."""
+    with open(GUEST_PAGE, encoding="utf-8") as file:
         lines = re.search(r"^ +(echo 'ACTION==(?:.*\n)+? +udevadm control --reload)$", file.read(), re.MULTILINE)
-    assert lines, f"{USER_GUIDE}: no rule"
+    assert lines, f"{GUEST_PAGE}: no rule"
     return lines[1]
 
 
@@ -204,7 +204,7 @@ class TestPackages:
         cloud.in_each("the provider is loaded by itself", f"runuser -u {USER} -- ibv_devinfo -d {name}")
 
     def test_names(self, cloud, results):
-        """udev names the device after its PCI function, as others, and not if the user guide's rule says so."""
+        """udev names the device after its PCI function, as others, and not if the rule of guest.md says so."""
         guest = cloud.guests[0]
         name = guest.link[0]
         path = guest.run(f"readlink -f /sys/class/infiniband/{name}/device")[1].strip()
@@ -214,7 +214,7 @@ class TestPackages:
         for what, lines in (
                 ("one that was given stays when the device comes back",
                  f"rdma dev set {name} name given\n{KEEPS_NAME}"),
-                ("the user guide's rule keeps that of the driver",
+                ("the rule of guest.md keeps that of the driver",
                  f"{naming_rule()}\n{RELOAD}; [ -e /sys/class/infiniband/{FIRST_NAME} ]"),
                 ("rdma-core's rule is in force again",
                  f"rm {NAMING_RULE}; udevadm control --reload; {RELOAD}; [ -e /sys/class/infiniband/{name} ]")):

@@ -33,7 +33,7 @@ GOES = {"uml": {"driver unloaded": ("unload_driver", "load_driver"),
                  "PCI function removed": ("remove_function", "find_function")}}
 # How long a link is down, in seconds.
 DOWN_SECONDS = 10
-# How long the driver waits at most for consumers to let go of a device that has failed, in seconds (user-guide.md).
+# How long the driver waits at most for consumers to let go of a device that has failed, in seconds (guest.md).
 BACK_SECONDS = 65
 # Memory of a host that has little, in MiB.
 LITTLE = 160
@@ -333,7 +333,7 @@ class FaultyDirty(Faulty):
         self.longest = max(self.longest, time.monotonic() - start)
 
     def has_enough(self):
-        """The device came back each time, at the first try, and as soon as the user guide says."""
+        """The device came back each time, at the first try, and as soon as guest.md says."""
         self.results.note(f"{self.name}: the device was away for up to {self.longest:.1f} s")
         self.result(f"back within {BACK_SECONDS} s", self.longest < BACK_SECONDS)
         self.do(self.host, "memory_sufficed")

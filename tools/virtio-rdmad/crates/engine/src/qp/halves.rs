@@ -65,7 +65,7 @@ impl<T> Deref for Apart<T> {
 const _: () = {
     assert!(align_of::<Qp<()>>() == 128 && offset_of!(Qp<()>, requester) % 128 == 0);
     assert!(offset_of!(Qp<()>, state) < 64 && offset_of!(Qp<()>, responder) < 64);
-    // The user guide says so.
+    // Documentation/host.md says so.
     assert!(size_of::<Qp<()>>() <= 2048);
 };
 

@@ -117,12 +117,13 @@ pub struct Options {
     /// Messages to an address that no guest of the network has, and datagrams to multicast groups, are
     /// sent as packets of RoCE v2.
     ///
-    /// A tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
-    /// bring the packets of the guests to it.
+    /// A tap must be there, and belong to the user that starts virtio-rdmad; Documentation/host.md says how
+    /// to bring the packets of the guests to it.
     ///
     /// The packets go through packet sockets on an interface=, such as the one that the guests have
-    /// macvtaps on. virtio-rdmad needs CAP_NET_RAW to open them, and gives that up afterwards. The user
-    /// guide says how to keep the packets from the guests' kernels. Guests with nic= cannot use it.
+    /// macvtaps on. virtio-rdmad needs CAP_NET_RAW to open them, and gives that up afterwards.
+    /// Documentation/host.md says how to keep the packets from the guests' kernels. Guests with nic= cannot
+    /// use it.
     ///
     /// With trains=off the kernel is given single packets. This is for network cards that spoil the
     /// identifications of IPv4 packets when they take many apart; it needs more processor time.
