@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite ulp-faults: kernel consumers between two guests, while what is below them fails and comes back.
 
-What a consumer has synced before a fault is there after it, and nothing hangs.
+The faults are: the daemon is restarted; the host's link is down; the RDMA device of the target goes and comes back,
+then that of the host; the daemon is killed; the host is killed. A consumer that connects again by itself has to, and
+its load ends without an error. Where a consumer gives up its disk, the load fails. What a consumer has synced before a
+fault is there after it, and nothing hangs.
+
+FAULTS in the environment is how often the daemon is restarted and killed under each load.
 """
 
 import os

@@ -4,6 +4,12 @@
 //! and spoils packets, in virtual time. A reference judges what programs get. All of a schedule follows
 //! from its number.
 //!
+//! The device is the one that ships. Some guests share a host, and reach each other by copies; a fifth of them
+//! have virtqueues. Some guests lose their address for a while, and another guest may take it over: it gets
+//! messages of its own connections alone. Connections are of RC or XRC, some with an SRQ, and some requests
+//! have a wrong key, range, address or SRQ. A second run saves, forgets and loads all devices of a host at
+//! random moments. Others freeze a device for up to five seconds.
+//!
 //! The variable `SCHEDULES` has the numbers of those that run: `7`, or `0..50000`. A single one tells each
 //! packet, post and CQE.
 
