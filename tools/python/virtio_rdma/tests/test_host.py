@@ -114,6 +114,10 @@ def test_floors_finds_what_is_planted(sources, found, tmp_path):
     assert done.returncode == bool(found)
 
 
+def test_links_of_documents():
+    succeeds(["tools/test/links"], quiet=True)
+
+
 def test_deny():
     succeeds(["make", "-s", "deny"])
 
