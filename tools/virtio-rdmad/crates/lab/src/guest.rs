@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest: a user-mode Linux kernel, a process of this machine.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::thread::{spawn, JoinHandle};
+
+use rustix::io::{fcntl_setfd, FdFlags};
+
+use crate::child::die_with_parent;
+use crate::error::Error;
+use crate::job::{End, Job};
+use crate::options;
+use crate::payload::Payload;
+use crate::plan::Plan;
+
+/// Bytes of a line after which it is written, though it has no end.
+const LONG_LINE: u64 = 64 << 10;
+
+/// A serial line: the end of this machine, and that of the kernel.
+struct Line {
+    own: UnixStream,
+    other: OwnedFd,
+}
+
+impl Line {
+    fn new() -> Result<Self, Error> {
+        let (own, other) = UnixStream::pair()?;
+        let other = OwnedFd::from(other);
+        // The next process that is started has it. This process starts its children one after the other.
+        fcntl_setfd(&other, FdFlags::empty())?;
+        Ok(Self { own, other })
+    }
+
+    fn channel(&self) -> String {
+        format!("fd:{}", self.other.as_raw_fd())
+    }
+}
+
+/// A running guest.
+pub struct Guest {
+    plan: Plan,
+    child: Child,
+    pumps: Vec<JoinHandle<io::Result<()>>>,
+    signals: UnixStream,
+}
+
+impl Guest {
+    /// Boots a guest, which does its job.
+    pub fn boot(
+        payload: &Payload,
+        plan: &Plan,
+        options: &options::Guests,
+        job: &Job,
+    ) -> Result<Self, Error> {
+        job.write(&plan.directory)?;
+        let [output, errors, signals] = [Line::new()?, Line::new()?, Line::new()?];
+        let Plan { number, directory, mac, address } = plan;
+        let options::Guests { memory, cpus, mtu, count, is_verbose, .. } = options;
+        let mut command = Command::new(payload.kernel.path());
+        command
+            .args([format!("mem={memory}M"), format!("ncpus={cpus}"), "seccomp=auto".to_owned()])
+            .arg(format!("initrd={}", payload.initramfs.path().display()))
+            .args([format!("uml_dir={}/", directory.display()), "umid=uml".to_owned()])
+            .arg(format!("lab.directory={}", directory.display()))
+            .arg(format!("virtio_uml.device={}:42", plan.rdma_socket().display()))
+            .arg(format!(
+                "vec0:transport=bess,dst={},depth=64,gro=1,mtu={mtu},mac={mac}",
+                plan.nic_socket().display()
+            ))
+            .arg(format!("ip={address}:::255.255.255.0:{}:vec0:off", plan.name()))
+            .args(["con=null", "con0=null,fd:2", "ssl=null", "panic=-1"])
+            .arg(format!("ssl0={}", output.channel()))
+            .arg(format!("ssl1={}", errors.channel()))
+            .arg(format!("ssl2={}", signals.channel()))
+            .args(if *is_verbose { &[][..] } else { &["quiet", "loglevel=1"] })
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            // The kernel would change the settings of a terminal.
+            .stderr(if *is_verbose { Stdio::piped() } else { Stdio::null() })
+            // The kernel takes these for directories where its memory is to be, and a memfd needs none.
+            .env_remove("TMPDIR")
+            .env_remove("TMP")
+            .env_remove("TEMP")
+            // A signal of the terminal is for the command in the guest, and comes to it by a serial line.
+            .process_group(0);
+        let child = die_with_parent(&mut command).spawn();
+        let mut child = child.map_err(|error| format!("guest {number} does not start: {error}"))?;
+        let prefix = if *count > 1 { format!("{}: ", plan.name()) } else { String::new() };
+        // The kernel fails if an end of a serial line is closed while it runs.
+        let of_output = if job.terminal.is_some() { String::new() } else { prefix.clone() };
+        let mut pumps = vec![
+            pump(output.own.try_clone()?, of_output, io::stdout()),
+            pump(errors.own, prefix, io::stderr()),
+        ];
+        if job.terminal.is_some() {
+            type_into(output.own);
+        }
+        let of_kernel = format!("{} kernel: ", plan.name());
+        pumps.extend(child.stderr.take().map(|messages| pump(messages, of_kernel, io::stderr())));
+        Ok(Self { plan: plan.clone(), child, pumps, signals: signals.own })
+    }
+
+    /// Returns the name of the guest.
+    pub fn name(&self) -> String {
+        self.plan.name()
+    }
+
+    /// Returns a stream that takes signals for the guest's command (`job::Tell`).
+    pub fn signals(&self) -> Result<UnixStream, Error> {
+        Ok(self.signals.try_clone()?)
+    }
+
+    /// Waits for the end of the guest, and returns how its job ended.
+    pub fn wait(mut self) -> Result<End, Error> {
+        let status = self.child.wait()?;
+        for pump in self.pumps.drain(..) {
+            pump.join().map_err(|_| "a thread has failed")??;
+        }
+        let end = End::read(&self.plan.directory)?;
+        Ok(end.unwrap_or_else(|| End::Failed(format!("its kernel has ended: {status}"))))
+    }
+}
+
+/// Starts a thread that copies output: lines with a prefix, or what comes as it comes.
+fn pump(
+    mut from: impl Read + Send + 'static,
+    prefix: String,
+    mut to: impl Write + Send + 'static,
+) -> JoinHandle<io::Result<()>> {
+    spawn(move || {
+        if prefix.is_empty() {
+            return copy(&mut from, &mut to);
+        }
+        let mut from = BufReader::new(from);
+        let mut line = prefix.clone().into_bytes();
+        while from.by_ref().take(LONG_LINE).read_until(b'\n', &mut line)? > 0 {
+            if line.last() != Some(&b'\n') {
+                line.push(b'\n');
+            }
+            // One call for a line, so that the lines of guests do not mix.
+            to.write_all(&line)?;
+            to.flush()?;
+            line.truncate(prefix.len());
+        }
+        Ok(())
+    })
+}
+
+/// Copies what comes, at once.
+fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut bytes = [0; 4096];
+    loop {
+        match from.read(&mut bytes)? {
+            0 => return Ok(()),
+            length => to.write_all(&bytes[..length]).and_then(|()| to.flush())?,
+        }
+    }
+}
+
+/// Starts a thread that copies what the user types.
+fn type_into(mut to: UnixStream) {
+    spawn(move || copy(&mut io::stdin().lock(), &mut to));
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `virtio-rdma-lab`: guests with virtio-rdma devices, for an ordinary user, anywhere on x86-64.
+//!
+//! The program boots guests of user-mode Linux, whose root is the file system of the machine, and runs a command in
+//! each of them. It is one file: kernel, modules, device and providers are behind the program in its own file
+//! ([`payload`]), and it needs no privilege, no installed package, and no directory but one for sockets.
+//!
+//! On the machine, [`run`] starts a device ([`device`]) and guests ([`guest`]). In a guest, this program is the first
+//! process ([`init`]). What the command is, and how it ends, is a file in a directory that both see ([`job`]).
+//!
+//! The modules, from the bottom to the top:
+//!
+//! * [`error`]: what keeps the lab from its work
+//! * [`job`], [`options`], [`payload`], [`plan`], [`child`], [`cable`]
+//! * [`device`], [`guest`]
+//! * [`run`], [`init`]
+
+mod cable;
+mod child;
+mod device;
+mod error;
+mod guest;
+mod init;
+mod job;
+mod options;
+mod payload;
+mod plan;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use options::{Options, Verb};
+
+/// The exit status if the lab itself fails, as that of env(1), nohup(1) and timeout(1).
+const FAILED: u8 = 125;
+
+fn main() -> ExitCode {
+    if init::is_guest() {
+        init::main();
+    }
+    let result = match Options::parse().verb {
+        Verb::Run(options) => run::run(&options),
+        Verb::Shell(options) => run::shell(&options),
+    };
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("virtio-rdma-lab: {error}");
+            ExitCode::from(FAILED)
+        }
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs commands in guests.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{stdin, IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use rustix::termios::{tcgetattr, tcgetwinsize, tcsetattr, OptionalActions, Termios};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+
+use crate::device;
+use crate::error::Error;
+use crate::guest::Guest;
+use crate::job::{End, Job, Size, Tell};
+use crate::options::{Guests, Run, Shell};
+use crate::payload::Payload;
+use crate::plan::Plan;
+
+/// The signals that the commands get.
+const SIGNALS: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
+/// What a shell adds to the number of the signal that ended a command.
+const BY_SIGNAL: u8 = 128;
+
+/// What a guest runs, and on which terminal.
+#[derive(Default)]
+struct Task {
+    /// The command and its arguments.
+    command: Vec<String>,
+    /// The size of its terminal.
+    terminal: Option<Size>,
+}
+
+/// Runs the commands in the guests, and returns the exit status of the lab.
+pub fn run(options: &Run) -> Result<u8, Error> {
+    let Run { guests, commands, command } = options;
+    commands.check(guests.count)?;
+    let tasks = (1..=guests.count).map(|guest| {
+        let command = match commands.of(guest) {
+            Some(line) => of_shell(line),
+            None if command.is_empty() => {
+                return Err(format!(
+                    "guest {guest} has no command: give -- COMMAND, or --cmd{guest}"
+                )
+                .into());
+            }
+            None => command.iter().map(text).collect::<Result<_, _>>()?,
+        };
+        Ok(Task { command, terminal: None })
+    });
+    let running = start(guests, tasks.collect::<Result<_, Error>>()?)?;
+    pass_signals(&running.guests, &SIGNALS)?;
+    let mut status = 0;
+    for guest in running.guests {
+        let of_guest = end(guest)?;
+        if status == 0 {
+            status = of_guest;
+        }
+    }
+    Ok(status)
+}
+
+/// Opens a shell in guest 1, and returns the exit status of the shell.
+pub fn shell(options: &Shell) -> Result<u8, Error> {
+    let Shell { guests, commands } = options;
+    commands.check(guests.count)?;
+    if !stdin().is_terminal() {
+        return Err("the standard input is no terminal: `run` runs a command without one".into());
+    }
+    let task = |guest| match commands.of(guest) {
+        _ if guest == 1 => {
+            let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
+            Task { command: vec![shell], terminal: size() }
+        }
+        Some(line) => Task { command: of_shell(line), terminal: None },
+        None => Task::default(),
+    };
+    let _raw = Raw::set()?;
+    let running = start(guests, (1..=guests.count).map(task).collect())?;
+    let mut guests = running.guests.into_iter();
+    let first = guests.next().ok_or("there is no guest")?;
+    pass_signals(std::slice::from_ref(&first), &[SIGHUP, SIGTERM, SIGWINCH])?;
+    let status = end(first)?;
+    for guest in guests {
+        let signal = u8::try_from(SIGTERM)?;
+        guest.signals()?.write_all(&Tell { signal, size: Size::default() }.to_bytes())?;
+        end(guest)?;
+    }
+    Ok(status)
+}
+
+/// Guests that run, and their devices. The fields are dropped in this order.
+struct Running {
+    guests: Vec<Guest>,
+    _devices: Vec<device::Device>,
+    /// A kernel opens its initramfs after a while.
+    _payload: Payload,
+    _directory: tempfile::TempDir,
+}
+
+/// Starts guests, a task for each.
+fn start(options: &Guests, tasks: Vec<Task>) -> Result<Running, Error> {
+    let payload = Payload::unpack()?;
+    let directory = tempfile::Builder::new().prefix("virtio-rdma-lab.").tempdir()?;
+    let plans = (1..=options.count).map(|number| Plan::new(number, directory.path()));
+    let plans = plans.collect::<Result<Vec<_>, _>>()?;
+    let devices = device::start(&payload, &plans, options)?;
+    let mut guests = Vec::new();
+    for (plan, task) in plans.iter().zip(tasks) {
+        guests.push(Guest::boot(&payload, plan, options, &job(options, plan, &plans, task)?)?);
+    }
+    Ok(Running { guests, _devices: devices, _payload: payload, _directory: directory })
+}
+
+/// Waits for the end of a guest, and returns its exit status.
+fn end(guest: Guest) -> Result<u8, Error> {
+    let name = guest.name();
+    match guest.wait()? {
+        End::Exited(status) => Ok(status),
+        End::Killed(signal) => Ok(BY_SIGNAL.saturating_add(signal)),
+        End::Failed(why) => Err(format!("{name}: {why}").into()),
+    }
+}
+
+/// Returns the command for a line of the shell.
+fn of_shell(line: &str) -> Vec<String> {
+    ["sh", "-c", line].map(str::to_owned).to_vec()
+}
+
+fn text(text: &OsString) -> Result<String, Error> {
+    text.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{} is not UTF-8", text.to_string_lossy()).into())
+}
+
+/// Returns the job of a guest.
+fn job(options: &Guests, plan: &Plan, plans: &[Plan], task: Task) -> Result<Job, Error> {
+    let peers: Vec<_> = plans.iter().filter(|peer| peer.number != plan.number).collect();
+    let peers = peers.iter().map(|peer| peer.address.as_str()).collect::<Vec<_>>().join(" ");
+    let text = |text: &OsStr| text.to_str().map(str::to_owned);
+    let mut environment: Vec<_> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((text(&name)?, text(&value)?)))
+        .collect();
+    environment.push(("GUEST".to_owned(), plan.number.to_string()));
+    environment.push(("PEERS".to_owned(), peers));
+    Ok(Job {
+        command: task.command,
+        directory: std::env::current_dir()?,
+        is_shared: options.share,
+        environment,
+        hosts: plans.iter().map(|plan| (plan.name(), plan.address.clone())).collect(),
+        number: plan.number,
+        clock: clock(),
+        modules: options.modules.clone(),
+        terminal: task.terminal,
+    })
+}
+
+/// Returns the rate of the processors' clock in MHz, if the machine tells.
+fn clock() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("cpu MHz"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// Returns the size of the user's terminal.
+fn size() -> Option<Size> {
+    let size = tcgetwinsize(stdin()).ok()?;
+    Some(Size { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// The user's terminal, while each key goes to the guest as it is.
+struct Raw(Termios);
+
+impl Raw {
+    fn set() -> Result<Self, Error> {
+        let before = tcgetattr(stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(stdin(), OptionalActions::Now, &raw)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+/// Passes signals of this process to the commands in the guests from now on.
+fn pass_signals(guests: &[Guest], signals: &[i32]) -> Result<(), Error> {
+    for signal in signals {
+        let (mut read, write) = UnixStream::pair()?;
+        signal_hook::low_level::pipe::register(*signal, write)?;
+        let mut lines = guests.iter().map(Guest::signals).collect::<Result<Vec<_>, _>>()?;
+        let signal = u8::try_from(*signal)?;
+        std::thread::spawn(move || {
+            while matches!(read.read(&mut [0]), Ok(1)) {
+                let tell = Tell { signal, size: size().unwrap_or_default() };
+                for line in &mut lines {
+                    // A guest that has ended needs no signal.
+                    let _ = line.write_all(&tell.to_bytes());
+                }
+            }
+        });
+    }
+    Ok(())
+}
