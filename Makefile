@@ -84,6 +84,10 @@ provider: ## build/provider/libvirtio_rdma-rdmavNN.so
 deb: ## Debian packages, in build/deb
 	@env -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/deb/build
 
+.PHONY: lab
+lab: ## build/virtio-rdma-lab, one file that boots guests for an ordinary user on any x86-64 Linux
+	@$(top)/tools/lab/build
+
 .PHONY: run
 run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
 	@$(top)/tools/test/run-demo
