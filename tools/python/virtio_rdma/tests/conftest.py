@@ -29,6 +29,8 @@ def pytest_addoption(parser):
     group.addoption("--peer", action="append", default=[], metavar="NAME=KERNEL_DIR",
                     help="a release of Linux whose rxe is a peer")
     group.addoption("--earlier", default="", metavar="PATH", help="the virtio-rdmad of an earlier revision")
+    group.addoption("--lab-root", action="append", default=[], metavar="NAME=ROOT",
+                    help="the root of a machine on which virtio-rdma-lab runs")
     group.addoption("--brief", action="store_true", help="leave out what takes long: other suites run beside this one")
 
 
@@ -36,6 +38,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "network(title, guests=1, kind=Network, known=FUNCTION, breaks={KIND: REASON}, "
                                        "**options): the guests of a class of tests; breaks names rules.KINDS; options "
                                        "are guests.Options'")
+    config.addinivalue_line("markers", "machines(name, ...): the roots of --lab-root in which a test runs")
     config.addinivalue_line("markers", "only(condition): where these tests make sense: condition(Where)")
     # The same seed chooses the same programs and their seeds again, in each worker.
     config.stash[SEED] = int(os.environ.get("SEED", "0"), 0) or random.getrandbits(32) | 1
