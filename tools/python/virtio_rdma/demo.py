@@ -13,6 +13,7 @@ import time
 
 from virtio_rdma import guests
 from virtio_rdma.common import BUILD, Failure, end_on
+from virtio_rdma.guests import qemu
 from virtio_rdma.guests.hosts import Uplinked
 
 TCP_PORT = 18515  # of ibv_rc_pingpong and of perftest
@@ -176,8 +177,10 @@ def main(kernel_dir, image):
     try:
         rows = Demo(network).run()
         table(rows)
+        accelerator = "KVM" if qemu.kvm_works(options) else "TCG"
+        print(f"the guests ran under {accelerator}" + " (emulation; no KVM)" * (accelerator == "TCG"))
         with open(os.path.join(BUILD, "run.json"), "w", encoding="ascii") as file:
-            json.dump({"rows": rows}, file, indent=1)
+            json.dump({"accelerator": accelerator, "rows": rows}, file, indent=1)
         print("\nalso in build/run.json")
         failed = False
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ tests of this package belong to it as well. The checks that need the kernel for 
 is built yet, the suite begins before that kernel is there."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -116,6 +117,17 @@ def test_floors_finds_what_is_planted(sources, found, tmp_path):
 
 def test_links_of_documents():
     succeeds(["tools/test/links"], quiet=True)
+
+
+def test_figures_of_the_readme():
+    """Each figure that the README gives is in the document that it links. Blocks are output of "make run"."""
+    with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
+        text = " ".join(line for line in file.read().splitlines() if not line.startswith("    "))
+    with open(os.path.join(TOP, "Documentation/benchmark.md"), encoding="utf-8") as file:
+        numbers = set(re.findall(r"\d+(?:\.\d+)?", file.read()))
+    figures = re.findall(r"(\d+(?:\.\d+)?)(?: to (\d+(?:\.\d+)?))? (?:µs|times|of the bandwidth)", text)
+    assert figures
+    assert {number for figure in figures for number in figure if number} - numbers == set()
 
 
 def test_deny():
