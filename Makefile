@@ -88,6 +88,10 @@ deb: ## Debian packages, in build/deb
 lab: ## build/virtio-rdma-lab, one file that boots guests for an ordinary user on any x86-64 Linux
 	@$(top)/tools/lab/build
 
+.PHONY: release
+release: ## packages, the lab, a list of parts, notes and checksums, in build/release
+	@env -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/release/build
+
 .PHONY: run
 run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
 	@$(top)/tools/test/run-demo

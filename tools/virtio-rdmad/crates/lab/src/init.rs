@@ -75,7 +75,9 @@ fn prepare() -> Result<Job, Error> {
     let directory = directory.ok_or("the kernel was not told of a directory")?;
     mounted("hostfs", OWN, "hostfs", directory)?;
     let job = Job::read(Path::new(OWN))?;
-    mounted("hostfs", MACHINE, "hostfs", "/")?;
+    create_dir_all(MACHINE)?;
+    mount("hostfs", MACHINE, "hostfs", MountFlags::RDONLY, c"/")
+        .map_err(|error| format!("hostfs on {MACHINE}: {error}"))?;
     mounted("tmpfs", "/above", "tmpfs", "mode=755")?;
     create_dir_all("/above/upper")?;
     create_dir_all("/above/work")?;
