@@ -39,6 +39,10 @@ const LIBIBVERBS: &str = "libibverbs.so.1";
 const ROOT: &str = "/root";
 /// The directory of the guest, in which its job is.
 const OWN: &str = "/run/virtio-rdma-lab";
+/// The network interface.
+const INTERFACE: &str = "vec0";
+/// What the GIDs begin with that a guest has: that of its link-local address, and that of its address of IPv4.
+const GIDS: [&str; 2] = ["fe80:", "0000:0000:0000:0000:0000:ffff:"];
 /// The modules that the driver and programs need; what these depend on is loaded too.
 const MODULES: [&str; 5] = ["ib_core", "ib_uverbs", "rdma_ucm", "ib_umad", "virtio_rdma"];
 /// How long the RDMA device may take until it has its addresses.
@@ -112,6 +116,7 @@ fn prepare() -> Result<Job, Error> {
     chroot(".")?;
     std::env::set_current_dir("/")?;
     settle(&job)?;
+    skip_detection()?;
     let mut modules = Modules::new()?;
     for name in MODULES {
         modules.load(name)?;
@@ -169,6 +174,16 @@ fn add_clock(rate: &str) -> Result<(), Error> {
     let own = "/run/cpuinfo";
     std::fs::write(own, text.lines().map(line).collect::<String>())?;
     Ok(mount_bind(own, FILE)?)
+}
+
+/// Makes the link-local address of the network interface again, without a search for duplicates (RFC 4862): for the first
+/// seconds, nobody could reach it, and no two guests have the same.
+fn skip_detection() -> Result<(), Error> {
+    for (name, value) in [("disable_ipv6", "1"), ("accept_dad", "0"), ("disable_ipv6", "0")] {
+        let path = format!("/proc/sys/net/ipv6/conf/{INTERFACE}/{name}");
+        std::fs::write(&path, value).map_err(|error| format!("{path}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// The modules of the kernel.
@@ -246,7 +261,7 @@ fn insert(path: &Path, parameters: &str) -> Result<(), Error> {
     }
 }
 
-/// Waits until the port of the RDMA device is active, and has the address of the network interface in its GID table.
+/// Waits until the port of the RDMA device is active, and has the addresses of the network interface in its GID table.
 fn wait_for_link() -> Result<(), Error> {
     let end = Instant::now() + PATIENCE;
     while !has_link().unwrap_or(false) {
@@ -264,10 +279,11 @@ fn has_link() -> io::Result<bool> {
         if !read_to_string(port.join("state"))?.contains("ACTIVE") {
             continue;
         }
-        for gid in read_dir(port.join("gids"))? {
-            if read_to_string(gid?.path())?.starts_with("0000:0000:0000:0000:0000:ffff:") {
-                return Ok(true);
-            }
+        let gids: Vec<_> = read_dir(port.join("gids"))?.filter_map(Result::ok).collect();
+        // An entry without a GID cannot be read.
+        let gids: Vec<_> = gids.iter().filter_map(|gid| read_to_string(gid.path()).ok()).collect();
+        if GIDS.iter().all(|begin| gids.iter().any(|gid| gid.starts_with(begin))) {
+            return Ok(true);
         }
     }
     Ok(false)
