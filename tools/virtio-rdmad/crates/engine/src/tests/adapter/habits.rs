@@ -571,9 +571,9 @@ fn goodput_over_a_link_with_losses() {
 #[test]
 fn a_gap_in_an_answer_does_not_multiply_answers() {
     let mut bench = Bench::new(Habits::default());
-    bench.link.lose_one(|to, headers| {
-        to == To::Adapter && headers.bth.psn == Psn::new(FIRST).plus(100)
-    });
+    bench
+        .link
+        .lose_one(|to, headers| to == To::Adapter && headers.bth.psn == Psn::new(FIRST).plus(100));
     let (reads, len) = (8, 1 << 20);
     let sent = bench.guest.fill(DATA, len, 5);
     for _ in 0..reads {
