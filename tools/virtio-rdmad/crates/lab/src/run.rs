@@ -63,6 +63,9 @@ pub fn run(options: &Run) -> Result<u8, Error> {
 pub fn shell(options: &Shell) -> Result<u8, Error> {
     let Shell { guests, commands } = options;
     commands.check(guests.count)?;
+    if commands.of(1).is_some() {
+        return Err("--cmd1: guest 1 has the shell".into());
+    }
     if !stdin().is_terminal() {
         return Err("the standard input is no terminal: `run` runs a command without one".into());
     }
@@ -82,7 +85,8 @@ pub fn shell(options: &Shell) -> Result<u8, Error> {
     let status = end(first)?;
     for guest in guests {
         let signal = u8::try_from(SIGTERM)?;
-        guest.signals()?.write_all(&Tell { signal, size: Size::default() }.to_bytes())?;
+        // A guest that has ended needs no signal.
+        let _ = guest.signals()?.write_all(&Tell { signal, size: Size::default() }.to_bytes());
         end(guest)?;
     }
     Ok(status)
