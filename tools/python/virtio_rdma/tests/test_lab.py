@@ -212,6 +212,7 @@ def test_exit_status(line, expected, machine):
     (("run", "--kernel-module", "none.ko", "--", "true"), "none.ko: No such file"),
     (("run", "--loss", "51", "--", "true"), "not between 0 and 50"),
     (("run", "--", "/none"), "/none: No such file"),
+    (("shell", "--cmd1", "true"), "--cmd1: guest 1 has the shell"),
     (("shell",), "the standard input is no terminal")])
 def test_mistake(argv, why, machine):
     """A mistake is named."""
@@ -345,7 +346,8 @@ def test_kernel_module(machine):
 
 
 @one
-def test_shell(machine):
+@pytest.mark.parametrize("command", ["sleep 1000", "true"])
+def test_shell(command, machine):
     """The shell has a terminal of the size of the user's, also when that changes, and its status is the lab's."""
     own, other = pty.openpty()
     fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
@@ -355,7 +357,7 @@ def test_shell(machine):
         fcntl.ioctl(other, termios.TIOCSCTTY, 0)
         machine.enter()
 
-    with machine.start(LAB, "shell", "--cmd2", "sleep 1000", preexec_fn=enter, stdin=other, stdout=other,
+    with machine.start(LAB, "shell", "--cmd2", command, preexec_fn=enter, stdin=other, stdout=other,
                        stderr=other) as process:
         os.close(other)
         text = ""
