@@ -13,6 +13,9 @@ from virtio_rdma.guests.hostile import Orders
 from virtio_rdma.tests import ktap, rules
 from virtio_rdma.tests.networks import HANG_SECONDS
 
+# The end of the kernel log of a guest in which a test failed.
+LAST_LINES = "dmesg | tail -n 40"
+LAST_LINES_SECONDS = 60
 # Shows who is blocked, and where. User-mode Linux has no SysRq.
 WHO_WAITS = "(echo w >/proc/sysrq-trigger) 2>/dev/null; dmesg | tail -n 200; ps -ef | tail -n 60"
 WHO_WAITS_SECONDS = 60
@@ -84,13 +87,20 @@ class Program:
             status = self.job.wait(bound)
         except Failure as failure:
             self.results.note(str(failure))
-            waiting = self.job.guest.start(WHO_WAITS)
-            waiting.done.wait(WHO_WAITS_SECONDS)
-            self.results.note(waiting.text)
+            self.note_of_guest(WHO_WAITS, WHO_WAITS_SECONDS)
             self.job.kill(signal.SIGKILL)
+        failed = self.results.failed
         ktap.report(self.results, self.label, self.output, status, self.known)
+        if self.results.failed > failed:
+            self.note_of_guest(LAST_LINES, LAST_LINES_SECONDS)
         rules.judge_program(self.results, self.label, self.path, self.guest, self.before)
         self.results.note(f"{self.label}: {time.monotonic() - self.start:.0f} s")
+
+    def note_of_guest(self, command, seconds):
+        """Adds what a command prints in the guest, which may not answer any more, as diagnosis."""
+        job = self.job.guest.start(command)
+        job.done.wait(seconds)
+        self.results.note(job.text)
 
 
 class Orderly(Program):
