@@ -29,6 +29,7 @@ def pytest_addoption(parser):
     group.addoption("--peer", action="append", default=[], metavar="NAME=KERNEL_DIR",
                     help="a release of Linux whose rxe is a peer")
     group.addoption("--earlier", default="", metavar="PATH", help="the virtio-rdmad of an earlier revision")
+    group.addoption("--lab-module", metavar="FILE", help="a module for the kernel of the lab, with a parameter")
     group.addoption("--lab-root", action="append", default=[], metavar="NAME=ROOT",
                     help="the root of a machine on which virtio-rdma-lab runs")
     group.addoption("--brief", action="store_true", help="leave out what takes long: other suites run beside this one")

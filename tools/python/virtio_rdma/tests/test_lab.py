@@ -329,8 +329,17 @@ def test_loss(machine):
 
 
 @one
+def test_own_module(machine, request):
+    """A module that somebody built for the kernel of the lab, as lab.md says, is loaded with its parameters."""
+    shutil.copy(request.config.option.lab_module, os.path.join(machine.work, "my_ulp.ko"))
+    status, text = machine.shell("cat /sys/module/late_pd/parameters/device", "--kernel-module",
+                                 "./my_ulp.ko device=virtio_rdma0")
+    assert (status, text) == (0, "virtio_rdma0\n")
+
+
+@one
 def test_kernel_module(machine):
-    """A module of the user's is loaded behind those that it needs. If the kernel refuses one, the user is told."""
+    """A module is loaded behind those that it needs. If the kernel refuses one, the user is told."""
     release = machine.lab("run", "--guests", "1", "--", "uname", "-r")[1].strip()
     status, text = machine.shell("cat /usr/lib/modules/*/modules.dep | grep rdma_rxe")
     assert status == 0, text
