@@ -37,7 +37,10 @@
 
 /* ---- Feature bits ------------------------------------------------------ */
 
-/* The event virtqueue exists, behind the last receive queue. */
+/*
+ * The event virtqueue exists; with VIRTIO_RDMA_F_RINGS it exists without this
+ * bit, too.
+ */
 #define VIRTIO_RDMA_F_EVENTS		0
 /* config.mac names the paired network interface. */
 #define VIRTIO_RDMA_F_MAC		1
@@ -116,7 +119,7 @@ enum virtio_rdma_atomic_cap {
  * @sys_image_guid: GUID of the system image, network byte order
  * @vendor_id: IEEE OUI of the vendor
  * @vendor_part_id: part number given by the vendor
- * @hw_ver: version of the device
+ * @hw_ver: version of the hardware or model, for people
  * @max_mr_size: largest memory region, in bytes
  * @page_size_cap: mask of page sizes of a fast registration, and with
  *	VIRTIO_RDMA_F_PAGE_SIZES of other MRs, bit n for 2^n bytes; bit 12 is set
@@ -131,7 +134,8 @@ enum virtio_rdma_atomic_cap {
  * @max_mr: number of MRs
  * @max_pd: number of PDs
  * @max_qp_rd_atom: most READs and atomics a QP serves as the responder
- * @max_res_rd_atom: most READs and atomics the device serves in all
+ * @max_res_rd_atom: most READs and atomics the device serves in all, for
+ *	information
  * @max_qp_init_rd_atom: most READs and atomics a QP has under way
  * @atomic_cap: enum virtio_rdma_atomic_cap
  * @max_mw: number of memory windows (VIRTIO_RDMA_F_MW)
@@ -141,11 +145,11 @@ enum virtio_rdma_atomic_cap {
  * @max_ah: of no account: the device knows no address handles
  * @max_fast_reg_page_list_len: most pages of a fast registration, whatever their
  *	size
- * @max_pi_fast_reg_page_list_len: the same for protection information
- * @max_pkeys: entries of the P_Key table
+ * @max_pi_fast_reg_page_list_len: 0, without a meaning
+ * @max_pkeys: entries of the P_Key table, 1
  * @local_ca_ack_delay: IBA's Local CA ACK Delay, 4.096 us * 2^n
- * @features: device-specific feature bits 0..63 that the device implements,
- *	for transports that carry only the generic ones
+ * @features: the device-specific feature bits 0..63 that the device has, for
+ *	diagnosis
  * @mac: MAC address of the paired network interface (VIRTIO_RDMA_F_MAC)
  * @num_comp_vectors: completion event virtqueues (VIRTIO_RDMA_F_RINGS); V in
  *	the numbering of virtqueues
@@ -276,17 +280,17 @@ enum virtio_rdma_status {
 	VIRTIO_RDMA_STATUS_OK		= 0,
 	/* the device failed in a way of its own */
 	VIRTIO_RDMA_STATUS_ERR		= 1,
-	/* a field has a value that is never valid */
+	/* a field has a value that is not valid here */
 	VIRTIO_RDMA_STATUS_INVAL	= 2,
-	/* no object has this handle */
+	/* no object has this number */
 	VIRTIO_RDMA_STATUS_NO_OBJECT	= 3,
-	/* all objects of this kind are taken */
+	/* all objects of this kind are taken, or no more are allowed */
 	VIRTIO_RDMA_STATUS_NO_RESOURCE	= 4,
 	/* another object still uses this one */
 	VIRTIO_RDMA_STATUS_BUSY		= 5,
-	/* command, QP type or capability not implemented */
+	/* command, QP type or capability not implemented, or not agreed on */
 	VIRTIO_RDMA_STATUS_UNSUPPORTED	= 6,
-	/* the object belongs to another PD, or access rights forbid it */
+	/* the operator of the device does not allow it */
 	VIRTIO_RDMA_STATUS_PERM		= 7,
 	/* an address is not memory of the guest */
 	VIRTIO_RDMA_STATUS_FAULT	= 8,
@@ -294,7 +298,7 @@ enum virtio_rdma_status {
 	VIRTIO_RDMA_STATUS_LENGTH	= 9,
 	/* not allowed in the object's present state */
 	VIRTIO_RDMA_STATUS_STATE	= 10,
-	/* the GID is in use by another guest */
+	/* another device instance of the network has this GID */
 	VIRTIO_RDMA_STATUS_EXISTS	= 11,
 };
 
@@ -318,7 +322,7 @@ struct virtio_rdma_cmd_query_port {
  * @max_msg_sz: largest message in bytes
  * @bad_pkey_cntr: packets dropped for their P_Key
  * @qkey_viol_cntr: packets dropped for their Q_Key
- * @pkey_tbl_len: entries of the P_Key table
+ * @pkey_tbl_len: entries of the P_Key table, 1
  * @active_width: link width: 1, 2, 4, 8, 16 for 1, 4, 8, 12, 2 lanes
  * @active_speed: link speed of a lane: 1, 2, 4, 8, 16, 32, 64, 128, 256 for SDR,
  *	DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR
@@ -398,7 +402,7 @@ struct virtio_rdma_rsp_mr {
 /**
  * struct virtio_rdma_cmd_create_mr - create a region for fast registration
  * @pdn: the PD
- * @access_flags: zero; access rights come with each REG_MR
+ * @access_flags: must be 0; access rights come with each REG_MR
  * @max_num_sg: most pages that a REG_MR gives it, whatever their size, at most
  *	max_fast_reg_page_list_len
  *
@@ -733,7 +737,7 @@ struct virtio_rdma_cmd_del_gid {
  * struct virtio_rdma_cmd_mcast - attach a QP to a multicast group, or detach it
  * @gid: the group: ff00::/8, or an IPv4 group as ::ffff:a.b.c.d
  * @qpn: the QP, of type UD
- * @lid: 0; RoCE has no LIDs
+ * @lid: must be 0; RoCE has no LIDs
  */
 struct virtio_rdma_cmd_mcast {
 	__u8   gid[16];
@@ -757,7 +761,7 @@ struct virtio_rdma_cmd_query_counters {
  * @rcv_packets: packets received
  * @multicast_xmit_packets: of @xmit_packets, those to a multicast group
  * @multicast_rcv_packets: of @rcv_packets, those to a multicast group
- * @xmit_discards: packets that reached nobody
+ * @xmit_discards: datagrams and unreliable messages that reached nobody
  *
  * All count from the start of the device instance and wrap at 2^64; a reset of
  * the device does not clear them.
@@ -1349,7 +1353,7 @@ struct virtio_rdma_ring_xrc_wqe {
  * struct virtio_rdma_ring_reg_wqe - REG_MR in the ring of a privileged QP
  * @wr_id: opaque to the device, comes back in the CQE
  * @opcode: VIRTIO_RDMA_WR_REG_MR
- * @num_sge: zero
+ * @num_sge: must be 0
  * @send_flags: VIRTIO_RDMA_SEND_*
  * @access: VIRTIO_RDMA_ACCESS_*
  * @npages: entries of the page list: the pages that [@iova, @iova + @length)
@@ -1381,7 +1385,7 @@ struct virtio_rdma_ring_reg_wqe {
  * struct virtio_rdma_ring_bind_wqe - BIND_MW in the ring of an RC or UC QP
  * @wr_id: opaque to the device, comes back in the CQE
  * @opcode: VIRTIO_RDMA_WR_BIND_MW
- * @num_sge: zero
+ * @num_sge: must be 0
  * @send_flags: VIRTIO_RDMA_SEND_*
  * @access: VIRTIO_RDMA_ACCESS_* of those who have the new key; with
  *	ZERO_BASED (type 2) they name the first byte 0
@@ -1421,7 +1425,7 @@ enum virtio_rdma_flush_level {
  * struct virtio_rdma_ring_flush_wqe - FLUSH in the ring of an RC QP
  * @wr_id: opaque to the device, comes back in the CQE
  * @opcode: VIRTIO_RDMA_WR_FLUSH
- * @num_sge: zero
+ * @num_sge: must be 0
  * @send_flags: VIRTIO_RDMA_SEND_*
  * @type: VIRTIO_RDMA_FLUSH_GLOBAL, VIRTIO_RDMA_FLUSH_PERSISTENT or both
  * @level: enum virtio_rdma_flush_level
