@@ -44,6 +44,18 @@ bind_failed_device()
 	bind && [ "$(cat "/sys/bus/virtio/devices/$VIRTIO/status")" = 0x0000000f ] && usable
 }
 
+# keep_master FUNCTION: lets a function be bus master again that was to be one and is not any more. The PCI core changes the
+# command register without a lock, once to make the function bus master after its reset (virtio_pci_reset_done()), once to
+# set up the interrupts of a driver that is bound at that moment (pci_intx()), and one of them may undo the other. Without
+# bus mastering no interrupt comes, and each command takes its full time and fails.
+keep_master()
+{
+	command=$(od -An -tu1 -j4 -N1 "$1/config")
+	[ $((command & 4)) = 0 ] || return 0
+	echo "# the kernel lost the function's bus mastering"
+	printf "\\$(printf %o $((command | 4)))" | dd of="$1/config" bs=1 seek=4 conv=notrunc 2>/dev/null
+}
+
 # reset_while_unbound: the function is reset over and over while the driver goes and comes, so that resets begin with one
 # binding and end with another or none. The driver cannot be bound while the function is disabled, so the resets have a
 # number and not the bindings: a slow machine may have the function disabled whenever it tries.
@@ -52,7 +64,10 @@ reset_while_unbound()
 	FUNCTION=$(pci_function) || return
 	touch "$RESETS"
 	{
-		for round in $(rounds 20); do echo 1 2>/dev/null >"$FUNCTION/reset"; done
+		for round in $(rounds 20); do
+			echo 1 2>/dev/null >"$FUNCTION/reset"
+			keep_master "$FUNCTION"
+		done
 		rm "$RESETS"
 	} &
 	bindings=0
