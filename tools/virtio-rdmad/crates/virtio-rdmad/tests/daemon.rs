@@ -639,6 +639,20 @@ fn commands_find_the_control_socket() {
 }
 
 #[test]
+fn a_level_of_the_log_that_does_not_exist_is_refused() {
+    for (level, known) in [("engine=debug,warn", true), ("engine=loud", false)] {
+        let output = output(Command::new(BINARY).args(["--log", level]));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            error.contains(&format!("invalid value '{level}' for '--log")),
+            !known,
+            "{error}"
+        );
+        assert!(!output.status.success(), "there is no guest");
+    }
+}
+
+#[test]
 fn a_configuration_file_is_checked() {
     let check = |file: &ConfigFile| {
         let output = output(Command::new(BINARY).arg("check").arg(&file.0));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::filter::Targets;
 
 use crate::handover::ask::{self, HandOverOptions};
 use crate::handover::supervisor::SupervisorOptions;
@@ -204,9 +205,10 @@ pub struct Options {
     #[arg(long)]
     pub forget_unreadable: bool,
 
-    /// What to log: error, warn, info, debug or trace, or any value for RUST_LOG, which takes precedence.
+    /// What to log: error, warn, info, debug or trace, or such levels of crates ("info,engine=debug"). The variable
+    /// RUST_LOG takes precedence.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
-    pub log: String,
+    pub log: Targets,
 }
 
 const EXAMPLES: &str = "\

@@ -21,10 +21,11 @@ use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
+use tracing_subscriber::Layer;
 
 /// The most lines of one kind that a guest may have at once.
 const BURST: u32 = 10;
@@ -146,9 +147,10 @@ pub fn flush() {
     }
 }
 
-/// Logs to standard error from now on. `RUST_LOG` takes precedence over `level`.
-pub fn start(level: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+/// Logs to standard error from now on what `targets` says, or `RUST_LOG` if that is set and can be read.
+pub fn start(targets: &Targets) {
+    let of_environment = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    let filter: Targets = of_environment.unwrap_or_else(|| targets.clone());
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let lines =
         tracing_subscriber::fmt::layer().with_writer(|| Lines).with_ansi(ansi).with_target(false);
