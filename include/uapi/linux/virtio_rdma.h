@@ -86,6 +86,11 @@
 
 /* ---- Configuration space ----------------------------------------------- */
 
+/* virtio_rdma_config.magic: "rdma" */
+#define VIRTIO_RDMA_MAGIC	0x616d6472
+/* virtio_rdma_config.revision: that of this header */
+#define VIRTIO_RDMA_REVISION	1
+
 /* What the device can do: virtio_rdma_config.device_cap_flags */
 #define VIRTIO_RDMA_CAP_BAD_PKEY_CNTR		(1ULL << 1)
 #define VIRTIO_RDMA_CAP_BAD_QKEY_CNTR		(1ULL << 2)
@@ -116,10 +121,13 @@ enum virtio_rdma_atomic_cap {
 /**
  * struct virtio_rdma_config - the configuration space, read-only
  * @phys_port_cnt: number of ports, 1
+ * @magic: VIRTIO_RDMA_MAGIC, by which a driver knows that the device is of this
+ *	specification
  * @sys_image_guid: GUID of the system image, network byte order
  * @vendor_id: IEEE OUI of the vendor
  * @vendor_part_id: part number given by the vendor
  * @hw_ver: version of the hardware or model, for people
+ * @revision: VIRTIO_RDMA_REVISION
  * @max_mr_size: largest memory region, in bytes
  * @page_size_cap: mask of page sizes of a fast registration, and with
  *	VIRTIO_RDMA_F_PAGE_SIZES of other MRs, bit n for 2^n bytes; bit 12 is set
@@ -169,12 +177,12 @@ enum virtio_rdma_atomic_cap {
  */
 struct virtio_rdma_config {
 	__le32 phys_port_cnt;
-	__le32 reserved_04;
+	__le32 magic;
 	__le64 sys_image_guid;
 	__le32 vendor_id;
 	__le32 vendor_part_id;
 	__le32 hw_ver;
-	__le32 reserved_1c;
+	__le32 revision;
 	__le64 max_mr_size;
 	__le64 page_size_cap;
 	__le32 max_qp;

@@ -50,6 +50,8 @@ F_VLAN = 13
 F_CQ_MODERATION = 14
 F_PAGE_SIZES = 15
 F_RESET_TO_RTR = 16
+MAGIC = 0x616d6472
+REVISION = 1
 CAP_BAD_PKEY_CNTR = 0x2
 CAP_BAD_QKEY_CNTR = 0x4
 CAP_CHANGE_PHY_PORT = 0x20
@@ -286,8 +288,8 @@ DOORBELL_SQ = 0
 DOORBELL_RQ = 1
 DOORBELL_SRQ = 2
 
-Config = struct(phys_port_cnt=u32, reserved_04=u32, sys_image_guid=u64, vendor_id=u32, vendor_part_id=u32, hw_ver=u32,
-                reserved_1c=u32, max_mr_size=u64, page_size_cap=u64, max_qp=u32, max_qp_wr=u32, device_cap_flags=u64,
+Config = struct(phys_port_cnt=u32, magic=u32, sys_image_guid=u64, vendor_id=u32, vendor_part_id=u32, hw_ver=u32,
+                revision=u32, max_mr_size=u64, page_size_cap=u64, max_qp=u32, max_qp_wr=u32, device_cap_flags=u64,
                 max_send_sge=u32, max_recv_sge=u32, max_sge_rd=u32, max_cq=u32, max_cqe=u32, max_mr=u32, max_pd=u32,
                 max_qp_rd_atom=u32, max_res_rd_atom=u32, max_qp_init_rd_atom=u32, atomic_cap=u8, reserved_69=u8 * 3,
                 max_mw=u32, max_mcast_grp=u32, max_mcast_qp_attach=u32, max_total_mcast_qp_attach=u32, max_ah=u32,

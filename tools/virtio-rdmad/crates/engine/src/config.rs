@@ -15,7 +15,7 @@ use abi::{
     VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST,
     VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR,
     VIRTIO_RDMA_F_RESET_TO_RTR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_VLAN,
-    VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_MAGIC, VIRTIO_RDMA_REVISION,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -109,10 +109,12 @@ pub(crate) fn config_space(
     let rd_atomic = u32::from(limits.max_rd_atomic);
     let sge = MAX_SGE as u32;
     config.phys_port_cnt = 1;
+    config.magic = VIRTIO_RDMA_MAGIC;
     config.sys_image_guid = u64::from_ne_bytes(guid(node));
     config.vendor_id = VENDOR_ID;
     config.vendor_part_id = VENDOR_PART_ID;
     config.hw_ver = 1;
+    config.revision = VIRTIO_RDMA_REVISION;
     config.fw_ver = VERSION;
     config.max_mr_size = limits.max_mr_size;
     config.page_size_cap = PAGE_SIZES;

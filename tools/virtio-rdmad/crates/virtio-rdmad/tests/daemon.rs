@@ -223,7 +223,7 @@ fn a_front_end_finds_the_device() {
     let request = [&[0_u32, 256, 0].map(u32::to_ne_bytes).concat()[..], &[0; 256]].concat();
     let config = vhost_user(&mut socket, 24, &request);
     assert_eq!(config.len(), 12 + 256);
-    assert_eq!(config[12..16], [1, 0, 0, 0], "one port");
+    assert_eq!(config[12..20], *b"\x01\0\0\0rdma", "one port, and the magic");
 
     let status = daemon.status();
     let guest = &status["guests"][0];

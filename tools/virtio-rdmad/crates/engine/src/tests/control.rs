@@ -78,6 +78,7 @@ fn qpns_of_two_devices_are_not_the_same() {
 fn configuration_space_names_the_limits() {
     let guest = guest();
     let config = virtio_rdma_config::read_from_bytes(&guest.device.config_space()).unwrap();
+    assert_eq!((&config.magic.to_le_bytes(), config.revision), (b"rdma", 1));
     assert_eq!((config.phys_port_cnt, config.max_qp, config.max_cq), (1, 6, 4));
     assert_eq!(config.features, guest.device.features());
     assert_eq!(config.mac, [0x52, 0x54, 0, 0, 0, 1]);
