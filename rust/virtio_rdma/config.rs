@@ -197,8 +197,9 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a configuration that cannot work; the log says why.
+    /// `EINVAL` for a device of another specification, or a configuration that cannot work; the log says why.
     pub(crate) fn read(dev: &virtio::Device<device::Core<'_>>) -> Result<Self> {
+        Self::check_identity(dev)?;
         Self::check_port(dev)?;
         let rings = dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS);
         let srqs = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
@@ -303,6 +304,31 @@ impl Config {
             [*byte] = dev.config(offset + i);
         }
         mac
+    }
+
+    /// Checks whether the device is one of this driver's specification. Others have the device ID, too.
+    fn check_identity(dev: &virtio::Device<device::Core<'_>>) -> Result {
+        let magic = field!(dev, magic: u32);
+        if magic != bindings::VIRTIO_RDMA_MAGIC {
+            dev_err!(
+                dev.as_ref(),
+                "the device belongs to another specification: its configuration has the magic {:#010x}, not {:#010x}\n",
+                magic,
+                bindings::VIRTIO_RDMA_MAGIC
+            );
+            return Err(EINVAL);
+        }
+        let revision = field!(dev, revision: u32);
+        if revision != bindings::VIRTIO_RDMA_REVISION {
+            dev_err!(
+                dev.as_ref(),
+                "the device's configuration has revision {}, and this driver knows {}\n",
+                revision,
+                bindings::VIRTIO_RDMA_REVISION
+            );
+            return Err(EINVAL);
+        }
+        Ok(())
     }
 
     fn check_port(dev: &virtio::Device<device::Core<'_>>) -> Result {

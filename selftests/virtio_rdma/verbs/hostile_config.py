@@ -11,6 +11,8 @@ from rc import fails_with
 
 CONFIG = abi.Config
 MAX = 2**32 - 1
+# What says that a configuration is one of this specification.
+OWN = (patch(CONFIG.magic, abi.MAGIC), patch(CONFIG.revision, abi.REVISION))
 
 
 def refused(why, number=errno.EINVAL):
@@ -39,15 +41,19 @@ def config(why, *patches):
 
 
 def config_of_ones(_rng):
-    config("has 4294967295 ports", "ones")
+    config("magic 0xffffffff, not 0x616d6472", "ones")
+    config("has 4294967295 ports", "ones", *OWN)
+    config("virtqueues, more than there can be", "ones", *OWN, patch(CONFIG.phys_port_cnt, 1))
 
 
 def config_of_zeros(_rng):
-    config("has 0 ports", "zeros")
+    config("magic 0x00000000, not 0x616d6472", "zeros")
+    config("has 0 ports", "zeros", *OWN)
 
 
-def config_of_ones_but_ports(_rng):
-    config("virtqueues, more than there can be", "ones", patch(CONFIG.phys_port_cnt, 1))
+def config_of_another_revision(_rng):
+    """A device of a later text, which this driver would misunderstand, works but for that."""
+    config("has revision 2, and this driver knows 1", patch(CONFIG.revision, 2))
 
 
 def config_without_objects(_rng):
@@ -98,5 +104,5 @@ def config_of_huge_mrs(_rng):
     recovers()
 
 
-TESTS = [config_of_ones, config_of_zeros, config_of_ones_but_ports, config_without_objects,
+TESTS = [config_of_ones, config_of_zeros, config_of_another_revision, config_without_objects,
          config_with_queues_that_do_not_exist, config_with_huge_queues, config_of_huge_mrs]
