@@ -16,6 +16,7 @@ FIRST = {DEVICE: "#define VIRTIO_RDMA_DEVICE_ID", USER: "#define VIRTIO_RDMA_UVE
 
 # These match at the beginning of a line of a header.
 DEFINE = re.compile(r"#define (?P<name>VIRTIO_RDMA_\w+)\s+(?P<value>\S.*)")
+REQUIRES = re.compile(r"#define VIRTIO_RDMA_REQUIRES_(?P<name>\w+)\s+(?P<value>\S.*)")
 ENUMERATOR = re.compile(r"\s*(?P<name>VIRTIO_RDMA_\w+)\s*=\s*(?P<value>\w+),")
 BLOCK = re.compile(r"(?P<kind>enum|struct) (?P<name>virtio_rdma_\w+) \{\n(?P<body>.*?)^\};", re.DOTALL | re.MULTILINE)
 
@@ -71,10 +72,16 @@ def structures_of(header):
     return re.findall(r"^struct (virtio_rdma_\w+) \{", text_of(header), re.MULTILINE)
 
 
+def requirements(header):
+    """Returns for each feature bit that requires others the names of these."""
+    return {f"VIRTIO_RDMA_F_{match['name']}": re.findall(r"VIRTIO_RDMA_F_\w+", match["value"])
+            for match in REQUIRES.finditer(text_of(header))}
+
+
 def number(value):
-    """Returns a value as text: flags in hexadecimal, other values in decimal."""
+    """Returns a value as text: flags in hexadecimal, unless names of bits make them, and other values in decimal."""
     plain = re.sub(r"(?<=\d)U?L*\b", "", value.strip("()"))
-    if "<<" in plain:
+    if "<<" in plain and "VIRTIO_RDMA_" not in plain:
         one, shift = plain.split("<<")
         return f"{int(one, 0) << int(shift, 0):#x}"
     return plain

@@ -118,7 +118,7 @@ def own_values(path):
         if block["kind"] == "enum":
             lines += ["", f"# enum {block['name']}"]
             lines += [f"{m['name']} = {m['value']}" for m in ENUMERATOR.finditer(block["body"])]
-    return [line.removeprefix("VIRTIO_RDMA_") for line in lines]
+    return [line.replace("VIRTIO_RDMA_", "") for line in lines]
 
 
 def own_structures(path):

@@ -49,7 +49,7 @@
  * and the virtqueues have other numbers: specification, chapter 13.
  */
 #define VIRTIO_RDMA_F_RINGS		2
-/* Shared receive queues; only with VIRTIO_RDMA_F_RINGS. */
+/* Shared receive queues. */
 #define VIRTIO_RDMA_F_SRQ		3
 /*
  * Fast registration: CREATE_MR, REG_MR, LOCAL_INV, and invalidation by
@@ -58,31 +58,43 @@
 #define VIRTIO_RDMA_F_FAST_REG		4
 /*
  * Memory windows: ALLOC_MW, DEALLOC_MW, BIND_MW, and invalidation as with
- * VIRTIO_RDMA_F_FAST_REG; only with VIRTIO_RDMA_F_RINGS.
+ * VIRTIO_RDMA_F_FAST_REG.
  */
 #define VIRTIO_RDMA_F_MW		5
 /* REREG_MR */
 #define VIRTIO_RDMA_F_REREG_MR		6
-/* FLUSH; only with VIRTIO_RDMA_F_RINGS. */
+/* FLUSH */
 #define VIRTIO_RDMA_F_FLUSH		7
-/* ATOMIC_WRITE; only with VIRTIO_RDMA_F_RINGS. */
+/* ATOMIC_WRITE */
 #define VIRTIO_RDMA_F_ATOMIC_WRITE	8
 /* UD QPs attach to multicast groups: ATTACH_MCAST, DETACH_MCAST. */
 #define VIRTIO_RDMA_F_MCAST		9
 /* The device counts what its port sends and receives: QUERY_COUNTERS. */
 #define VIRTIO_RDMA_F_COUNTERS		10
-/* Extended reliable connections; only with VIRTIO_RDMA_F_SRQ. */
+/* Extended reliable connections. */
 #define VIRTIO_RDMA_F_XRC		11
 /* Page tables of MRs may have levels: virtio_rdma_cmd_reg_user_mr.levels */
 #define VIRTIO_RDMA_F_PAGE_LEVELS	12
 /* GIDs belong to VLANs, and completions of datagrams tell by which one came. */
 #define VIRTIO_RDMA_F_VLAN		13
-/* Completion events are held back: MODIFY_CQ; only with VIRTIO_RDMA_F_RINGS. */
+/* Completion events are held back: MODIFY_CQ. */
 #define VIRTIO_RDMA_F_CQ_MODERATION	14
 /* Page tables of MRs may list larger pages: virtio_rdma_cmd_reg_user_mr.page_shift */
 #define VIRTIO_RDMA_F_PAGE_SIZES	15
 /* MODIFY_QP leads from RESET to RTR at once. */
 #define VIRTIO_RDMA_F_RESET_TO_RTR	16
+
+/*
+ * A feature bit is neither offered nor accepted without the bits that it
+ * requires: VIRTIO_RDMA_F_X requires those in VIRTIO_RDMA_REQUIRES_X. Bits that
+ * are required come before those that require them.
+ */
+#define VIRTIO_RDMA_REQUIRES_SRQ		(1ULL << VIRTIO_RDMA_F_RINGS)
+#define VIRTIO_RDMA_REQUIRES_MW			(1ULL << VIRTIO_RDMA_F_RINGS)
+#define VIRTIO_RDMA_REQUIRES_FLUSH		(1ULL << VIRTIO_RDMA_F_RINGS)
+#define VIRTIO_RDMA_REQUIRES_ATOMIC_WRITE	(1ULL << VIRTIO_RDMA_F_RINGS)
+#define VIRTIO_RDMA_REQUIRES_XRC		(1ULL << VIRTIO_RDMA_F_SRQ)
+#define VIRTIO_RDMA_REQUIRES_CQ_MODERATION	(1ULL << VIRTIO_RDMA_F_RINGS)
 
 /* ---- Configuration space ----------------------------------------------- */
 
