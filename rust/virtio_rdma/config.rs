@@ -39,6 +39,34 @@ pub(crate) const FEATURES: &[c_uint] = &[
     bindings::VIRTIO_RDMA_F_RESET_TO_RTR,
 ];
 
+/// Feature bits, each with those that it requires. What they require in turn comes before them.
+const REQUIREMENTS: &[(c_uint, u64)] = &[
+    (
+        bindings::VIRTIO_RDMA_F_SRQ,
+        bindings::VIRTIO_RDMA_REQUIRES_SRQ as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_MW,
+        bindings::VIRTIO_RDMA_REQUIRES_MW as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_FLUSH,
+        bindings::VIRTIO_RDMA_REQUIRES_FLUSH as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_ATOMIC_WRITE,
+        bindings::VIRTIO_RDMA_REQUIRES_ATOMIC_WRITE as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_XRC,
+        bindings::VIRTIO_RDMA_REQUIRES_XRC as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_CQ_MODERATION,
+        bindings::VIRTIO_RDMA_REQUIRES_CQ_MODERATION as u64,
+    ),
+];
+
 /// The most SGEs of a work request that the driver lays out buffers for.
 const MAX_SGE: u32 = 32;
 
@@ -61,6 +89,34 @@ const MAX_FLAT_MR_SIZE: u64 = 2 << 30;
 
 /// The largest MR, in bytes, whose pages a command can count.
 const MAX_MR_SIZE: u64 = (u32::MAX as u64) << bindings::VIRTIO_RDMA_PAGE_SHIFT;
+
+/// Returns the feature bits of [`FEATURES`] that device and driver have.
+fn agreed(dev: &virtio::Device<device::Core<'_>>) -> u64 {
+    FEATURES
+        .iter()
+        .filter(|bit| dev.has_feature(**bit))
+        .fold(0, |bits, bit| bits | 1 << bit)
+}
+
+/// Returns feature bits without those that require one which is not there.
+fn closed(mut bits: u64) -> u64 {
+    for (bit, required) in REQUIREMENTS {
+        if bits & required != *required {
+            bits &= !(1 << bit);
+        }
+    }
+    bits
+}
+
+/// Declines the feature bits that require one which the device does not offer, or which is declined.
+pub(crate) fn decline_dependents(dev: &virtio::Device<device::Core<'_>>) {
+    let bits = agreed(dev);
+    let declined = bits & !closed(bits);
+    FEATURES
+        .iter()
+        .filter(|bit| declined & 1 << **bit != 0)
+        .for_each(|bit| dev.clear_feature(*bit));
+}
 
 /// The use of a virtqueue, chapters 2 and 13.1 of the specification.
 #[derive(Clone, Copy)]
@@ -193,7 +249,8 @@ macro_rules! field {
 }
 
 impl Config {
-    /// Reads and checks the configuration of a device. May sleep.
+    /// Reads and checks the configuration of a device whose features are agreed on, after [`decline_dependents`]. May
+    /// sleep.
     ///
     /// # Errors
     ///
@@ -202,8 +259,8 @@ impl Config {
         Self::check_identity(dev)?;
         Self::check_port(dev)?;
         let rings = dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS);
-        let srqs = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
-        let mws = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
+        let srqs = dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
+        let mws = dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
         let page_levels = dev.has_feature(bindings::VIRTIO_RDMA_F_PAGE_LEVELS);
         let page_size_cap = field!(dev, page_size_cap: u64);
         // Reads the limit for the data path that driver and device have agreed on.
@@ -217,10 +274,7 @@ impl Config {
             };
         }
         let mut config = Self {
-            features: FEATURES
-                .iter()
-                .filter(|bit| dev.has_feature(**bit))
-                .fold(0, |features, bit| features | 1 << bit),
+            features: agreed(dev),
             sys_image_guid: dev.config(offset_of!(bindings::virtio_rdma_config, sys_image_guid)),
             vendor_id: field!(dev, vendor_id: u32),
             vendor_part_id: field!(dev, vendor_part_id: u32),
@@ -252,7 +306,7 @@ impl Config {
             max_srq: if srqs { field!(dev, max_srq: u32) } else { 0 },
             max_srq_wr: field!(dev, max_srq_wr: u32),
             max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
-            xrc: srqs && dev.has_feature(bindings::VIRTIO_RDMA_F_XRC),
+            xrc: dev.has_feature(bindings::VIRTIO_RDMA_F_XRC),
             max_mr: field!(dev, max_mr: u32),
             fast_reg: dev
                 .has_feature(bindings::VIRTIO_RDMA_F_FAST_REG)
@@ -263,8 +317,8 @@ impl Config {
                 .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
             rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
             max_mw: if mws { field!(dev, max_mw: u32) } else { 0 },
-            flush: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_FLUSH),
-            atomic_write: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_ATOMIC_WRITE),
+            flush: dev.has_feature(bindings::VIRTIO_RDMA_F_FLUSH),
+            atomic_write: dev.has_feature(bindings::VIRTIO_RDMA_F_ATOMIC_WRITE),
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),
@@ -285,7 +339,7 @@ impl Config {
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
             has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
             vlan: dev.has_feature(bindings::VIRTIO_RDMA_F_VLAN),
-            cq_moderation: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
+            cq_moderation: dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
             reset_to_rtr: dev.has_feature(bindings::VIRTIO_RDMA_F_RESET_TO_RTR),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
@@ -447,5 +501,32 @@ impl Config {
         (1..=self.max_qp)
             .contains(&qpn)
             .then(|| 1 + self.max_cq + 2 * (qpn - 1))
+    }
+}
+
+#[cfg(virtio_rdma_kunit)]
+#[kernel::macros::kunit_tests(virtio_rdma_config)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_go_with_what_they_require() {
+        use bindings::*;
+
+        let all = FEATURES.iter().fold(0, |bits, bit| bits | 1 << bit);
+        assert_eq!(closed(all), all);
+        assert_eq!(closed(0), 0);
+        let alone = 1 << VIRTIO_RDMA_F_FAST_REG;
+        assert_eq!(closed(alone), alone);
+        let srqs = 1 << VIRTIO_RDMA_F_SRQ | 1 << VIRTIO_RDMA_F_XRC;
+        // XRC requires SRQ, and SRQ requires RINGS.
+        assert_eq!(closed(srqs), 0);
+        assert_eq!(closed(all & !srqs | 1 << VIRTIO_RDMA_F_XRC), all & !srqs);
+        let dependents = REQUIREMENTS
+            .iter()
+            .fold(0, |bits, (bit, _)| bits | 1 << bit);
+        let rings = 1 << VIRTIO_RDMA_F_RINGS;
+        assert_eq!(closed(all & !rings), all & !rings & !dependents);
     }
 }

@@ -8,6 +8,7 @@
 use crate::{
     bindings,
     config::{
+        self,
         Config,
         Role, //
     },
@@ -29,7 +30,7 @@ use kernel::{
 /// A virtio device in the hands of its driver.
 pub(crate) type Core<'a> = virtio::Device<device::Core<'a>>;
 
-/// Declines the features of the transport that the driver has no use for.
+/// Declines the features that the driver has no use for, and those that require one which is not there.
 ///
 /// # Errors
 ///
@@ -49,6 +50,7 @@ pub(crate) fn validate(dev: &Core<'_>) -> Result {
     // An armed CQ must signal the next completion even if earlier ones were not polled, and the
     // event index would suppress that.
     dev.clear_feature(bindings::VIRTIO_RING_F_EVENT_IDX);
+    config::decline_dependents(dev);
     Ok(())
 }
 

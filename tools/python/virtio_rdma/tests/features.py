@@ -28,10 +28,10 @@ def missing(guest):
     text = guest.check(f"ibv_devinfo -v -d {device}")
     values = {name: int(value, 0) for name, value in re.findall(r"(\w+):\s+(0x[0-9a-f]+|\d+)", text)}
     flags = values.get("device_cap_flags_ex", 0)
-    negotiated = guest.check("cat /sys/bus/virtio/drivers/virtio_rdma/virtio*/features").strip()
+    agreed = accepted(guest)
     counters = guest.check(f"ls /sys/class/infiniband/{device}/ports/1/counters || true").split()
     return [
-        *(f"feature bit {name}" for name, bit in bits() if negotiated[bit:bit + 1] != "1"),
+        *(f"feature bit {name}" for name, _ in bits() if name not in agreed),
         *(name for name in CAPABILITIES if not re.search(rf"^\s+{name}$", text, re.MULTILINE)),
         *(name for name, flag in FLAGS.items() if not flags & flag),
         *(f"{name} {values.get(name)}, not {least}" for name, least in LIMITS.items() if values.get(name, 0) < least),
@@ -40,9 +40,35 @@ def missing(guest):
     ]
 
 
+def negotiated(guest):
+    """Returns the feature bits that driver and device agreed on in a guest, a digit for each."""
+    return guest.check("cat /sys/bus/virtio/drivers/virtio_rdma/virtio*/features").strip()
+
+
+def accepted(guest):
+    """Returns the names of the features of the specification that driver and device agreed on in a guest."""
+    digits = negotiated(guest)
+    return {name for name, bit in bits() if digits[bit:bit + 1] == "1"}
+
+
+def matches(pattern):
+    """Returns what a pattern finds in the lines of the header."""
+    with open(HEADER, encoding="ascii") as file:
+        found = re.findall(pattern, file.read(), re.MULTILINE)
+    assert found, f"{HEADER}: no {pattern}"
+    return found
+
+
 def bits():
     """Returns the features of the specification, as pairs of a name and a bit."""
-    with open(HEADER, encoding="ascii") as file:
-        found = re.findall(r"^#define (VIRTIO_RDMA_F_\w+)\s+(\d+)$", file.read(), re.MULTILINE)
-    assert found, f"{HEADER}: no features"
-    return [(name, int(bit)) for name, bit in found]
+    return [(name, int(bit)) for name, bit in matches(r"^#define (VIRTIO_RDMA_F_\w+)\s+(\d+)$")]
+
+
+def dependents(feature):
+    """Returns the names of the features that require this one, or one that requires it."""
+    found: set[str] = set()
+    # What is required comes first in the header.
+    for name, required in matches(r"^#define VIRTIO_RDMA_REQUIRES_(\w+)\s+(.*)$"):
+        if {feature, *found} & set(re.findall(r"VIRTIO_RDMA_F_\w+", required)):
+            found.add(f"VIRTIO_RDMA_F_{name}")
+    return found

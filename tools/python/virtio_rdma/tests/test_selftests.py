@@ -39,8 +39,9 @@ PLUGGABLE = 8 << 10
 LARGER = 1 << 10
 # How the device says that it cannot map memory of a guest.
 NO_MEMORY = "the device does not have this memory"
-# Offsets of virtio_rdma's and the transport's bits in /sys/bus/virtio/.../features.
-F_RINGS, F_ORDER_PLATFORM = 2, 36
+# The offset of the transport's bit in /sys/bus/virtio/.../features.
+F_ORDER_PLATFORM = 36
+RINGS = "VIRTIO_RDMA_F_RINGS"
 
 # virtio_uml takes the end of the file of interrupts for an interrupt, over and over, and warns of each. It warns again
 # of each queue that it tells a dead device to disable.
@@ -330,13 +331,19 @@ class TestNoExtensions:
 @only(lambda where: where.platform.vmm == "uml")
 class TestBehindABus:
     """The driver accepts VIRTIO_F_ORDER_PLATFORM and leaves VIRTIO_RDMA_F_RINGS, whose barriers are those of
-    processors. Virtqueues carry the data."""
+    processors, and what requires it. Virtqueues carry the data."""
 
     selects = starts_with("verbs/rc_data.py")
 
     def test_features(self, guest, results):
-        features = guest.check("cat /sys/bus/virtio/drivers/virtio_rdma/virtio*/features").strip()
-        results.result("behind a bus: no rings", (features[F_ORDER_PLATFORM], features[F_RINGS]) == ("1", "0"))
+        agreed = features.accepted(guest)
+        results.result("behind a bus: the driver accepts it", features.negotiated(guest)[F_ORDER_PLATFORM] == "1")
+        results.result("behind a bus: no rings", RINGS not in agreed)
+        dependents = features.dependents(RINGS)
+        if agreed & dependents:
+            results.note(f"accepted: {sorted(agreed & dependents)}")
+        results.result("behind a bus: nothing that requires rings", dependents and not agreed & dependents)
+        results.result("behind a bus: all else", agreed | {RINGS} | dependents == {name for name, _ in features.bits()})
 
     def test_program(self, program, guest, platform, results):
         Program(results, platform, program, guest, ALONE, "behind a bus: ").finish()
