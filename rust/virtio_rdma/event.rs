@@ -7,6 +7,7 @@
 
 use crate::{
     dma,
+    ib::EventType,
     stats::{
         Counter,
         Stats, //
@@ -126,5 +127,70 @@ pub(crate) fn interrupt<E: FromBytes + AsBytes + Zeroable>(
         };
         drop(guard);
         handle(&event);
+    }
+}
+
+/// Events of the port that are to be reported, in the order in which they came: the last one about its state, and that
+/// the device has failed.
+#[derive(Default)]
+pub(crate) struct PortEvents([Option<EventType>; 2]);
+
+impl PortEvents {
+    /// Adds an event. It takes the place of one about the same thing, so that no event is reported that is not true any
+    /// more.
+    pub(crate) fn add(&mut self, event: EventType) {
+        let is_failure = |event| event == EventType::DeviceFatal;
+        let others = self
+            .0
+            .map(|old| old.filter(|old| is_failure(*old) != is_failure(event)));
+        self.0 = [others[0].or(others[1]), Some(event)];
+    }
+}
+
+impl IntoIterator for PortEvents {
+    type Item = EventType;
+    type IntoIter = core::iter::Flatten<core::array::IntoIter<Option<EventType>, 2>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter().flatten()
+    }
+}
+
+#[cfg(virtio_rdma_kunit)]
+#[kernel::macros::kunit_tests(virtio_rdma_event)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    /// Returns whether events that come together are reported like this.
+    fn reports(events: &[EventType], reported: &[EventType]) -> bool {
+        let mut port = PortEvents::default();
+        events.iter().for_each(|event| port.add(*event));
+        port.into_iter().eq(reported.iter().copied())
+    }
+
+    #[test]
+    fn the_last_state_of_the_port_is_reported() {
+        use EventType::{PortActive, PortErr};
+
+        assert!(reports(&[], &[]));
+        assert!(reports(&[PortActive], &[PortActive]));
+        assert!(reports(&[PortErr, PortErr], &[PortErr]));
+        assert!(reports(&[PortErr, PortActive], &[PortActive]));
+        assert!(reports(&[PortActive, PortErr], &[PortErr]));
+        assert!(reports(&[PortActive, PortErr, PortActive], &[PortActive]));
+    }
+
+    #[test]
+    fn events_of_the_port_are_reported_in_their_order() {
+        use EventType::{DeviceFatal, PortActive, PortErr};
+
+        assert!(reports(&[PortErr, DeviceFatal], &[PortErr, DeviceFatal]));
+        assert!(reports(&[DeviceFatal, PortErr], &[DeviceFatal, PortErr]));
+        assert!(reports(
+            &[PortErr, DeviceFatal, PortActive],
+            &[DeviceFatal, PortActive]
+        ));
+        assert!(reports(&[DeviceFatal, DeviceFatal], &[DeviceFatal]));
     }
 }

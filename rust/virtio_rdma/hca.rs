@@ -26,7 +26,8 @@ use crate::{
     },
     event::{
         self,
-        EventQueue, //
+        EventQueue,
+        PortEvents, //
     },
     ib::{
         self,
@@ -162,7 +163,7 @@ pub(crate) struct Hca {
     status: Mutex<Option<Status>>,
     /// Events of the port that are to be reported, a bit for each `enum ib_event_type`.
     #[pin]
-    port_events: IrqSpinLock<u32>,
+    port_events: IrqSpinLock<PortEvents>,
     #[pin]
     quarantine: Quarantine,
     #[pin]
@@ -246,7 +247,7 @@ impl Hca {
                 queues <- new_mutex!(KVec::new()),
                 returned <- new_condvar!(),
                 status <- new_mutex!(None),
-                port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
+                port_events <- new_irq_spinlock!(PortEvents::default(), "virtio_rdma::port_events"),
                 quarantine <- Quarantine::new(),
                 lists <- lists,
                 recovery <- new_irq_spinlock!(None, "virtio_rdma::recovery"),
@@ -414,8 +415,8 @@ impl Hca {
         self.status.lock().as_ref().is_some_and(Status::needs_reset)
     }
 
-    /// Takes the events of the port that are to be reported, a bit for each [`EventType`]. Any context.
-    pub(crate) fn take_port_events(&self) -> u32 {
+    /// Takes the events of the port that are to be reported. Any context.
+    pub(crate) fn take_port_events(&self) -> PortEvents {
         core::mem::take(&mut *self.port_events.lock())
     }
 
@@ -675,9 +676,9 @@ impl Hca {
         self.consumers.lock().waiter.take()
     }
 
-    /// Reports an event of the port, soon; the same event twice is once until then. Any context.
+    /// Reports an event of the port, soon; until then, [`PortEvents`] has it. Any context.
     pub(crate) fn report_port(self: &Arc<Self>, event: EventType) {
-        *self.port_events.lock() |= 1 << event as u32;
+        self.port_events.lock().add(event);
         self.attend();
     }
 

@@ -210,9 +210,7 @@ impl WorkItem for Hca {
         if this.needs_reset() {
             this.fail("it asks for a reset");
         }
-        let events = this.take_port_events();
-        let bits = (0..u32::BITS).filter(|bit| events & 1 << bit != 0);
-        for event in bits.filter_map(|bit| EventType::try_from(bit).ok()) {
+        for event in this.take_port_events() {
             this.objects().report_port(event);
         }
         if this.is_broken() {
