@@ -173,8 +173,6 @@ pub(crate) struct Config {
     pub(crate) max_qp: u32,
     /// Work requests of one queue; with virtqueues, clamped to their sizes when these are known.
     pub(crate) max_qp_wr: u32,
-    /// `VIRTIO_RDMA_CAP_*`.
-    pub(crate) device_cap_flags: u64,
     /// SGEs of a send work request.
     pub(crate) max_send_sge: u32,
     /// SGEs of a receive work request.
@@ -193,6 +191,8 @@ pub(crate) struct Config {
     pub(crate) max_srq_wr: u32,
     /// SGEs of a work request of an SRQ.
     pub(crate) max_srq_sge: u32,
+    /// Whether SRQs can be resized.
+    pub(crate) srq_resize: bool,
     /// Whether there are extended reliable connections.
     pub(crate) xrc: bool,
     /// Number of MRs.
@@ -263,6 +263,7 @@ impl Config {
         let mws = dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
         let page_levels = dev.has_feature(bindings::VIRTIO_RDMA_F_PAGE_LEVELS);
         let page_size_cap = field!(dev, page_size_cap: u64);
+        let caps = field!(dev, device_cap_flags: u64);
         // Reads the limit for the data path that driver and device have agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
@@ -292,7 +293,6 @@ impl Config {
                 .then_some(page_size_cap & !(PAGE_SIZE as u64 - 1)),
             max_qp: by_path!(max_qp: ring_max_qp),
             max_qp_wr: by_path!(max_qp_wr: ring_max_qp_wr),
-            device_cap_flags: field!(dev, device_cap_flags: u64),
             max_send_sge: field!(dev, max_send_sge: u32).min(MAX_SGE),
             max_recv_sge: field!(dev, max_recv_sge: u32).min(MAX_SGE),
             max_sge_rd: field!(dev, max_sge_rd: u32),
@@ -306,6 +306,7 @@ impl Config {
             max_srq: if srqs { field!(dev, max_srq: u32) } else { 0 },
             max_srq_wr: field!(dev, max_srq_wr: u32),
             max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
+            srq_resize: srqs && caps & u64::from(bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE) != 0,
             xrc: dev.has_feature(bindings::VIRTIO_RDMA_F_XRC),
             max_mr: field!(dev, max_mr: u32),
             fast_reg: dev

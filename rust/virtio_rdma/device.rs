@@ -7,6 +7,7 @@
 use crate::{
     ah::Ah,
     bindings,
+    config::Config,
     cq::Cq,
     hca::Hca,
     ib,
@@ -29,30 +30,49 @@ use kernel::{
     sync::Arc, //
 };
 
-/// The capabilities of the device that this driver passes on.
-const CAP_FLAGS: u64 = (bindings::VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
-    | bindings::VIRTIO_RDMA_CAP_BAD_QKEY_CNTR
-    | bindings::VIRTIO_RDMA_CAP_CHANGE_PHY_PORT
-    | bindings::VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE
-    | bindings::VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
-    | bindings::VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN) as u64;
+/// The capabilities of each device.
+const CAP_FLAGS: u64 = (bindings::ib_device_cap_flags_IB_DEVICE_BAD_PKEY_CNTR
+    | bindings::ib_device_cap_flags_IB_DEVICE_BAD_QKEY_CNTR
+    | bindings::ib_device_cap_flags_IB_DEVICE_SYS_IMAGE_GUID
+    | bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN) as u64;
 
-/// The capabilities that go with VIRTIO_RDMA_F_MCAST.
-const MCAST_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK as u64;
+/// The capability that goes with SRQs which can be resized.
+const SRQ_CAP_FLAGS: u64 = bindings::ib_device_cap_flags_IB_DEVICE_SRQ_RESIZE as u64;
 
-/// The capabilities that go with VIRTIO_RDMA_F_SRQ.
-const SRQ_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE as u64;
+/// The capability that goes with VIRTIO_RDMA_F_XRC.
+const XRC_CAP_FLAGS: u64 = bindings::ib_device_cap_flags_IB_DEVICE_XRC as u64;
+
+/// The capability that goes with VIRTIO_RDMA_F_FAST_REG.
+const FAST_REG_CAP_FLAGS: u64 = bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64;
 
 /// The capabilities that go with VIRTIO_RDMA_F_MW.
-const MW_CAP_FLAGS: u64 =
-    (bindings::VIRTIO_RDMA_CAP_MEM_WINDOW | bindings::VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B) as u64;
+const MW_CAP_FLAGS: u64 = (bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW
+    | bindings::ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B) as u64;
 
-/// The capabilities that go with VIRTIO_RDMA_F_FLUSH.
-const FLUSH_CAP_FLAGS: u64 =
-    bindings::VIRTIO_RDMA_CAP_FLUSH_GLOBAL | bindings::VIRTIO_RDMA_CAP_FLUSH_PERSISTENT;
+/// The capability that goes with VIRTIO_RDMA_F_FLUSH.
+const FLUSH_CAP_FLAGS: u64 = bindings::ib_device_cap_flags_IB_DEVICE_FLUSH_GLOBAL as u64;
 
 /// The capability that goes with VIRTIO_RDMA_F_ATOMIC_WRITE.
-const ATOMIC_WRITE_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_ATOMIC_WRITE;
+const ATOMIC_WRITE_CAP_FLAGS: u64 = bindings::ib_device_cap_flags_IB_DEVICE_ATOMIC_WRITE as u64;
+
+/// The capability that goes with VIRTIO_RDMA_F_MCAST: a QP need not get its own datagrams. The kernel does not name it.
+const MCAST_CAP_FLAGS: u64 = 1 << 22;
+
+/// Returns the capabilities of a device, which follow from the features that are agreed on.
+fn capabilities(config: &Config) -> u64 {
+    [
+        (config.fast_reg.is_some(), FAST_REG_CAP_FLAGS),
+        (config.max_srq != 0 && config.srq_resize, SRQ_CAP_FLAGS),
+        (config.xrc, XRC_CAP_FLAGS),
+        (config.max_mw != 0, MW_CAP_FLAGS),
+        (config.flush, FLUSH_CAP_FLAGS),
+        (config.atomic_write, ATOMIC_WRITE_CAP_FLAGS),
+        (config.mcast.is_some(), MCAST_CAP_FLAGS),
+    ]
+    .iter()
+    .filter(|(has_it, _)| *has_it)
+    .fold(CAP_FLAGS, |all, (_, flags)| all | flags)
+}
 
 /// Returns a limit in the type that the attributes of the kernel have: `u32` since Linux 7.3, `int` before. It is no
 /// more than an `int` holds, because consumers still use that type.
@@ -99,9 +119,8 @@ impl ib::Driver for Hca {
         attr.page_size_cap = config.page_size_cap;
         attr.max_qp = limit(config.max_qp);
         attr.max_qp_wr = limit(self.max_qp_wr());
-        attr.device_cap_flags = config.device_cap_flags & CAP_FLAGS;
+        attr.device_cap_flags = capabilities(config);
         if let Some(pages) = config.fast_reg {
-            attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS);
             attr.max_fast_reg_page_list_len = pages;
         }
         attr.max_send_sge = limit(config.max_send_sge);
@@ -118,31 +137,17 @@ impl ib::Driver for Hca {
         attr.max_cqe = limit(self.max_cqe());
         attr.max_srq = limit(config.max_srq);
         if config.max_srq != 0 {
-            attr.device_cap_flags |= config.device_cap_flags & SRQ_CAP_FLAGS;
             attr.max_srq_wr = limit(config.max_srq_wr);
             attr.max_srq_sge = limit(config.max_srq_sge);
         }
-        if config.xrc {
-            attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_XRC);
-        }
         attr.max_mr = limit(config.max_mr);
         attr.max_mw = limit(config.max_mw);
-        if config.max_mw != 0 {
-            attr.device_cap_flags |= config.device_cap_flags & MW_CAP_FLAGS;
-        }
-        if config.flush {
-            attr.device_cap_flags |= config.device_cap_flags & FLUSH_CAP_FLAGS;
-        }
-        if config.atomic_write {
-            attr.device_cap_flags |= config.device_cap_flags & ATOMIC_WRITE_CAP_FLAGS;
-        }
         attr.max_pd = limit(config.max_pd);
         attr.max_qp_rd_atom = limit(config.max_qp_rd_atom);
         attr.max_res_rd_atom = limit(config.max_res_rd_atom);
         attr.max_qp_init_rd_atom = limit(config.max_qp_init_rd_atom);
         attr.atomic_cap = u32::from(config.atomic_cap).min(bindings::ib_atomic_cap_IB_ATOMIC_GLOB);
         if let Some(mcast) = &config.mcast {
-            attr.device_cap_flags |= config.device_cap_flags & MCAST_CAP_FLAGS;
             attr.max_mcast_grp = limit(mcast.max_grp);
             attr.max_mcast_qp_attach = limit(mcast.max_qp_attach);
             attr.max_total_mcast_qp_attach = limit(mcast.max_total_qp_attach);

@@ -365,8 +365,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
     }
 
     fn resize(&self, dev: &ib::Device<Hca>, max_wr: u32, udata: &ib::Udata<'_>) -> Result {
-        let resizes = u64::from(bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE);
-        if self.hca.config().device_cap_flags & resizes == 0 || self.queue.lock().is_some() {
+        if !self.hca.config().srq_resize || self.queue.lock().is_some() {
             return Err(crate::errno::unsupported());
         }
         let mut size = self.max_wr.lock();
