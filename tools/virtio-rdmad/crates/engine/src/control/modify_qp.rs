@@ -75,9 +75,11 @@ pub(super) fn modify(
         Refused::Attributes => Status::Invalid,
     })?;
     let change = change(hca, &requester, &responder, mask, attr)?;
-    requester.notify_drained = to == QpState::Sqd
-        && mask & VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY != 0
-        && attr.en_sqd_async_notify != 0;
+    if (from, to) != (QpState::Sqd, QpState::Sqd) {
+        requester.notify_drained = to == QpState::Sqd
+            && mask & VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY != 0
+            && attr.en_sqd_async_notify != 0;
+    }
     if mask & (VIRTIO_RDMA_QP_AV | VIRTIO_RDMA_QP_DEST_QPN) != 0 {
         requester.peer = None;
     }
@@ -244,5 +246,6 @@ pub(super) fn query(
     attr.cur_qp_state = state as u8;
     (attr.sq_psn, attr.rq_psn) = psns(&requester, &responder);
     attr.sq_draining = u8::from(state == QpState::Sqd && requester.is_sending());
+    attr.en_sqd_async_notify = u8::from(state == QpState::Sqd && requester.notify_drained);
     Ok(virtio_rdma_rsp_query_qp { attr })
 }

@@ -591,30 +591,102 @@ pub fn reset_discards_and_the_queues_go_on() {
     }
 }
 
-#[test]
-pub fn sqd_drains_and_tells() {
-    let mut pair = Pair::new();
-    let [a, b] = pair.ends;
-    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
-    pair.settle_and_pause();
+/// Takes the QP of A to SQD, where it is to tell when its send queue has drained.
+fn begin_to_drain(pair: &mut Pair) {
     let mut attr = virtio_rdma_qp_attr::new_zeroed();
     attr.qp_state = VIRTIO_RDMA_QPS_SQD as u8;
     attr.en_sqd_async_notify = 1;
     let mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY;
-    pair.a.modify(a.qpn, mask, attr).unwrap();
+    pair.a.modify(pair.ends[0].qpn, mask, attr).unwrap();
+}
+
+/// Makes a pair whose QP of A is in SQD, and is to tell when its message, for which B has no receive, is done.
+fn draining() -> Pair {
+    let mut pair = Pair::new();
+    let a = pair.ends[0];
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle_and_pause();
+    begin_to_drain(&mut pair);
+    pair.settle();
+    pair
+}
+
+/// Posts the receive that the message of A waits for.
+fn end_the_drain(pair: &mut Pair) {
+    let b = pair.ends[1];
+    pair.b.post_recv(b.qpn, 3, &[sge(DATA, 8, b.key)]);
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+}
+
+#[test]
+pub fn sqd_drains_and_tells() {
+    let mut pair = draining();
+    let a = pair.ends[0];
     pair.a.post_send(a.qpn, &Send::new(2, RDMA_WRITE, &[]));
     pair.settle();
-    assert_eq!(pair.a.query(a.qpn).sq_draining, 1);
+    let attr = pair.a.query(a.qpn);
+    assert_eq!((attr.sq_draining, attr.en_sqd_async_notify), (1, 1));
     assert_eq!(pair.a.poll_event(), None);
-    pair.b.post_recv(b.qpn, 3, &[sge(DATA, 8, b.key)]);
-    pair.settle();
-    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    end_the_drain(&mut pair);
     assert!(pair.poll_a().is_none());
     assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_SQ_DRAINED, a.qpn)));
-    assert_eq!(pair.a.query(a.qpn).sq_draining, 0);
+    let attr = pair.a.query(a.qpn);
+    assert_eq!((attr.sq_draining, attr.en_sqd_async_notify), (0, 0), "it is told once");
     pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RTS).unwrap();
     pair.settle();
     assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+}
+
+/// A driver may change attributes in SQD before the send queue has drained. It gets SQ_DRAINED nevertheless.
+#[test]
+pub fn a_change_in_sqd_keeps_the_promise() {
+    for mask in [0, VIRTIO_RDMA_QP_STATE] {
+        let mut pair = draining();
+        let a = pair.ends[0];
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        (attr.qp_state, attr.timeout) = (VIRTIO_RDMA_QPS_SQD as u8, 15);
+        pair.a.modify(a.qpn, mask | VIRTIO_RDMA_QP_TIMEOUT, attr).unwrap();
+        let attr = pair.a.query(a.qpn);
+        assert_eq!((attr.timeout, attr.en_sqd_async_notify), (15, 1));
+        end_the_drain(&mut pair);
+        assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_SQ_DRAINED, a.qpn)));
+        // A change behind it promises nothing.
+        pair.a.modify(a.qpn, mask | VIRTIO_RDMA_QP_TIMEOUT, attr).unwrap();
+        pair.settle();
+        assert_eq!(pair.a.query(a.qpn).en_sqd_async_notify, 0);
+        assert_eq!(pair.a.poll_event(), None);
+    }
+}
+
+/// A QP that leaves SQD before its send queue has drained does not tell of that, also when it is in SQD again.
+#[test]
+pub fn a_qp_that_leaves_sqd_early_tells_nothing() {
+    for to in [VIRTIO_RDMA_QPS_RTS, VIRTIO_RDMA_QPS_ERR] {
+        let mut pair = draining();
+        let a = pair.ends[0];
+        pair.a.set_state(a.qpn, to).unwrap();
+        assert_eq!(pair.a.query(a.qpn).en_sqd_async_notify, 0);
+        if to == VIRTIO_RDMA_QPS_RTS {
+            pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_SQD).unwrap();
+            end_the_drain(&mut pair);
+        }
+        pair.settle();
+        assert_eq!(pair.a.poll_event(), None);
+    }
+}
+
+/// An error that ends SQD ends its promise, too.
+#[test]
+pub fn an_error_in_sqd_ends_its_promise() {
+    let mut pair = draining();
+    let a = pair.ends[0];
+    pair.settle_in_time();
+    let error = VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
+    let attr = pair.a.query(a.qpn);
+    assert_eq!((attr.qp_state.into(), attr.en_sqd_async_notify), (VIRTIO_RDMA_QPS_ERR, 0));
+    assert_eq!(pair.a.poll_event(), None);
 }
 
 #[test]

@@ -51,6 +51,9 @@ again! {
         zero_bytes_ask_for_no_key
         err_flushes_what_is_posted_later
         sqd_drains_and_tells
+        a_change_in_sqd_keeps_the_promise
+        a_qp_that_leaves_sqd_early_tells_nothing
+        an_error_in_sqd_ends_its_promise
         events_wait_for_buffers_once_each
         a_cq_that_overflows_fails_its_qps
         a_guest_that_goes_leaves_no_trace
