@@ -128,10 +128,12 @@ pub(super) fn modify(
     Ok(())
 }
 
-/// Returns whether the rings of a QP were lost, or a CQ of it failed. A QP in RESET does not fail with them.
+/// Returns whether the rings of a QP were lost, or a CQ or the SRQ of it failed. A QP in RESET does not fail with them.
 fn has_lost_queues(hca: &Hca, requester: &mut Requester, config: QpConfig) -> bool {
     let rings_lost = requester.queue.ring().is_some_and(|ring| ring.is_lost());
-    rings_lost || config.own_cqs().any(|cq| lock(hca.cqs.take(cq)).is_in_error())
+    rings_lost
+        || config.own_cqs().any(|cq| lock(hca.cqs.take(cq)).is_in_error())
+        || config.srq.is_some_and(|srq| hca.with_srq(srq, |srq| srq.is_in_error()) == Some(true))
 }
 
 /// Makes the peer of a QP that became ready to receive try again, because the peer may have waited for that.

@@ -105,12 +105,9 @@ fn an_srq_that_fails_takes_all_its_qps_along() {
         assert_eq!(state(&mut guest, qpns[0]), VIRTIO_RDMA_QPS_ERR);
         assert_eq!(state(&mut guest, last), VIRTIO_RDMA_QPS_ERR);
         // These doorbells do not make the device fail all QPs again.
-        guest.set_state(last, VIRTIO_RDMA_QPS_RESET).unwrap();
-        guest.make_init(last, 0);
         let before = guest.device.counter(Counter::Work);
         ring_all(&mut guest, 100, VIRTIO_RDMA_DOORBELL_SRQ);
         assert!(guest.device.counter(Counter::Work) - before < u64::from(MANY) * 100);
-        assert_eq!(state(&mut guest, last), VIRTIO_RDMA_QPS_INIT);
     });
 }
 

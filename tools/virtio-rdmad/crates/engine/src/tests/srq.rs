@@ -481,6 +481,44 @@ fn a_malformed_receive_is_the_end_of_the_srq() {
     });
 }
 
+/// A QP in RESET does not fail with its SRQ. It fails as soon as it leaves RESET, whenever it was made.
+#[test]
+fn a_qp_with_an_srq_in_error_fails_when_it_leaves_reset() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let (srqn, b) = (bench.srqn, bench.pair.ends[1]);
+        let create =
+            |guest: &mut Guest| guest.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn);
+        let before = create(&mut bench.pair.b).unwrap();
+        let region = bench.pair.b.srq_rings[&srqn].region;
+        bench.pair.b.memory.write(region, &999_u32.to_le_bytes()).unwrap();
+        bench.send(0, 0);
+        bench.pair.settle();
+        let guest = &mut bench.pair.b;
+        let events = std::iter::from_fn(|| guest.poll_event()).collect::<Vec<_>>();
+        assert_eq!(events[0], (VIRTIO_RDMA_EVENT_SRQ_ERR, srqn));
+        assert!(events[1..].iter().all(|(_, qpn)| *qpn == bench.qps[0].1), "{events:?}");
+        let later = create(guest).unwrap();
+        for qpn in [before, later] {
+            for at_once in [false, true] {
+                for _ in 0..2 {
+                    guest.add_event_buffer();
+                }
+                if at_once {
+                    guest.make_rtr_at_once(qpn, ALL, gid(1), qpn).unwrap();
+                } else {
+                    guest.make_init(qpn, ALL);
+                }
+                guest.run();
+                assert_eq!(guest.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, qpn)));
+                assert_eq!(guest.poll_event(), Some((LAST, qpn)));
+                assert_eq!(u32::from(guest.query(qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+                guest.set_state(qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+            }
+        }
+    });
+}
+
 #[test]
 fn an_srq_lives_as_long_as_its_users() {
     with_rings(|| {
