@@ -116,6 +116,9 @@ pub(super) fn create(
     }
     let config = SrqConfig { pdn: request.pdn, xrc, max_sge };
     *lock(hca.srqs.take(slot)) = Some(Srq::new(config, pages, region, shape));
+    if xrc.is_some_and(|xrc| lock(hca.cqs.take(xrc.cq)).is_in_error()) {
+        fail_srq(hca, slot);
+    }
     Ok(virtio_rdma_rsp_create_srq { srqn: slot.number() })
 }
 

@@ -374,6 +374,31 @@ pub fn an_srq_whose_cq_overflows_is_in_error() {
     });
 }
 
+/// An SRQ whose CQ is in error before it is made takes no message, whose CQE would be lost.
+#[test]
+fn an_srq_of_a_cq_in_error_is_in_error() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        for wr_id in 0..=u64::from(RING) {
+            bench.post(0, wr_id % 60, SIZE);
+            bench.send(0, 0, wr_id % 60);
+            bench.pair.settle();
+            bench.sent().unwrap();
+        }
+        assert_ne!(bench.events(), []);
+        let Program { pdn, cqn, .. } = bench.programs[0];
+        let srqn = bench.pair.b.create_xrc_srq(pdn, bench.xrcdn, cqn).unwrap();
+        bench.pair.b.run();
+        assert_eq!(bench.events(), [(VIRTIO_RDMA_EVENT_SRQ_ERR, srqn)]);
+        bench.programs[0].srqn = srqn;
+        bench.post(0, 1, SIZE);
+        bench.send(1, 0, 2);
+        bench.pair.settle();
+        assert_eq!(bench.sent(), Some((2, VIRTIO_RDMA_WC_REM_OP_ERR)));
+        assert_eq!(bench.events()[0], (VIRTIO_RDMA_EVENT_QP_FATAL, bench.qps[1].1));
+    });
+}
+
 #[test]
 pub fn ends_of_other_types_do_not_answer() {
     with_rings(|| {
