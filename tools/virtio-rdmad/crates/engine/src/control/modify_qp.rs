@@ -3,10 +3,11 @@
 //! MODIFY_QP and QUERY_QP.
 
 use abi::{
-    virtio_rdma_ah_attr, virtio_rdma_cmd_modify_qp, virtio_rdma_cmd_query_qp, virtio_rdma_qp_attr,
-    virtio_rdma_rsp_query_qp, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT,
-    VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_PORT, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_ALT_PATH,
-    VIRTIO_RDMA_QP_AV, VIRTIO_RDMA_QP_CAP, VIRTIO_RDMA_QP_CUR_STATE, VIRTIO_RDMA_QP_DEST_QPN,
+    virtio_rdma_ah_attr, virtio_rdma_cmd_modify_qp, virtio_rdma_cmd_query_qp,
+    virtio_rdma_global_route, virtio_rdma_qp_attr, virtio_rdma_rsp_query_qp,
+    VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT, VIRTIO_RDMA_AH_GRH,
+    VIRTIO_RDMA_PORT, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_ALT_PATH, VIRTIO_RDMA_QP_AV,
+    VIRTIO_RDMA_QP_CAP, VIRTIO_RDMA_QP_CUR_STATE, VIRTIO_RDMA_QP_DEST_QPN,
     VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY, VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC,
     VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC, VIRTIO_RDMA_QP_MIN_RNR_TIMER, VIRTIO_RDMA_QP_PATH_MIG_STATE,
     VIRTIO_RDMA_QP_PATH_MTU, VIRTIO_RDMA_QP_PKEY_INDEX, VIRTIO_RDMA_QP_PORT, VIRTIO_RDMA_QP_QKEY,
@@ -182,7 +183,7 @@ fn change(
     }
     if has(VIRTIO_RDMA_QP_AV) {
         source = check_av(hca, &new.ah_attr)?;
-        attr.ah_attr = new.ah_attr;
+        attr.ah_attr = without_reserved(&new.ah_attr);
     }
     let set8 = |bit, to: &mut u8, value| {
         if has(bit) {
@@ -208,6 +209,12 @@ fn change(
     set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, Psn::new(new.rq_psn).get());
     set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, Psn::new(new.sq_psn).get());
     Ok(Change { attr, source })
+}
+
+/// Returns an address vector whose reserved bytes are 0.
+fn without_reserved(av: &virtio_rdma_ah_attr) -> virtio_rdma_ah_attr {
+    let grh = virtio_rdma_global_route { reserved_17: 0, ..av.grh };
+    virtio_rdma_ah_attr { grh, reserved_22: [0; 6], ..*av }
 }
 
 /// Returns the PSN that a QP sends next, and the one that it expects.

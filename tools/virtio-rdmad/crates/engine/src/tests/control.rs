@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use abi::*;
 use memory::GuestMemory;
-use testkit::command::reg_user_mr;
-use zerocopy::FromBytes;
+use testkit::command::{attr_mask, attributes, reg_user_mr};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::*;
 use crate::{Counter, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits};
@@ -265,6 +265,26 @@ fn transitions_and_attributes_are_checked() {
     assert_eq!((attr.timeout, attr.retry_cnt, attr.min_rnr_timer), (14, 3, 12));
     assert_eq!((attr.dest_qp_num, attr.ah_attr.grh.dgid), (b.qpn, gid(2)));
     assert_eq!((attr.cap.max_send_wr, attr.cap.max_recv_sge), (16, 16));
+}
+
+/// What a driver writes to reserved bytes does not come back, so that a later version can give them a meaning.
+#[test]
+fn reserved_bytes_of_a_qp_are_zeros() {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    let guest = &mut pair.a;
+    guest.make_init(a.qpn, ALL);
+    let mut attr = attributes(VIRTIO_RDMA_QPS_RTR, gid(2), b.qpn);
+    (attr.path_mtu, attr.reserved_27) = (3, 0xff);
+    let hints = virtio_rdma_ah_attr { sl: 5, static_rate: 2, dmac: [6; 6], ..attr.ah_attr };
+    attr.ah_attr = virtio_rdma_ah_attr { reserved_22: [0xff; 6], ..hints };
+    attr.ah_attr.grh.reserved_17 = 0xff;
+    attr.alt_ah_attr = attr.ah_attr;
+    guest.modify(a.qpn, attr_mask(VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPS_RTR), attr).unwrap();
+    let found = guest.query(a.qpn);
+    assert_eq!(found.ah_attr.as_bytes(), hints.as_bytes());
+    assert_eq!(found.reserved_27, 0);
+    assert_eq!(found.alt_ah_attr.as_bytes(), [0; size_of::<virtio_rdma_ah_attr>()]);
 }
 
 #[test]
