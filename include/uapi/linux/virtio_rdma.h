@@ -1453,7 +1453,7 @@ enum virtio_rdma_flush_level {
  * @reserved_10: zero
  * @rkey: key of the remote side
  * @remote_addr: address of the first byte there; of no account with FLUSH_MR
- * @length: bytes; of no account with FLUSH_MR
+ * @length: bytes, less than 2^32; of no account with FLUSH_MR
  * @reserved_28: zero
  */
 struct virtio_rdma_ring_flush_wqe {

@@ -29,10 +29,11 @@ pub(crate) struct Flush {
 }
 
 impl Flush {
-    /// Reads the request from an entry of a ring; `None` if it is of an unknown kind.
+    /// Reads the request from an entry of a ring; `None` if it is of an unknown kind, or if its range is longer than
+    /// the 32 bits of a packet can say.
     pub fn from_entry(entry: &virtio_rdma_ring_flush_wqe) -> Option<Self> {
         let length = match entry.level.into() {
-            VIRTIO_RDMA_FLUSH_RANGE => Some(entry.length),
+            VIRTIO_RDMA_FLUSH_RANGE => Some(u32::try_from(entry.length).ok()?.into()),
             VIRTIO_RDMA_FLUSH_MR => None,
             _ => return None,
         };

@@ -336,7 +336,7 @@ impl SendWqe {
         self.take_data(&common, opcode, read, config, malformed)?;
         (self.request.remote_addr, self.request.rkey) = (common.remote_addr, common.rkey);
         self.request.operation = operation(header, &common)
-            .ok_or_else(|| malformed.because("a FLUSH of an unknown kind"))?;
+            .ok_or_else(|| malformed.because("a FLUSH of an unknown kind or length"))?;
         let count = common.num_sge;
         if matches!(self.request.operation, Operation::AtomicWrite) && count == 0 {
             // The data to write is in the header.
@@ -404,7 +404,7 @@ impl SendWqe {
     }
 }
 
-/// Returns the operation of an entry whose opcode the QP does; `None` for a FLUSH of an unknown kind.
+/// Returns the operation of an entry whose opcode the QP does; `None` for a FLUSH of an unknown kind or length.
 #[inline(always)]
 fn operation(header: &[u8; RING_UD_HEADER], common: &virtio_rdma_ring_sq_wqe) -> Option<Operation> {
     let (compare, swap) = (common.compare_add, common.swap);

@@ -5,6 +5,7 @@
 use abi::*;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::cable::{over_a_cable, Faults};
 use super::driver::*;
 use crate::Counter;
 
@@ -79,6 +80,29 @@ fn what_a_flush_needs() {
             assert_eq!(flushed(GRANTS, FLUSHABLE, odd), OPERATION);
         }
     });
+}
+
+/// A packet has 32 bits for the length of the range. The same work request ends in the same way if no packet is sent.
+#[test]
+fn a_range_is_shorter_than_4_gib() {
+    let test = || {
+        with_rings(|| {
+            for (length, status) in [
+                (u32::MAX.into(), REFUSED),
+                (1 << 32, OPERATION),
+                (1 << 32 | 8, OPERATION),
+                (u64::MAX, OPERATION),
+            ] {
+                assert_eq!(
+                    flushed(GRANTS, FLUSHABLE, |f| f.length = length),
+                    status,
+                    "{length:#x}"
+                );
+            }
+        });
+    };
+    test();
+    over_a_cable(1, Faults::default(), test);
 }
 
 #[test]

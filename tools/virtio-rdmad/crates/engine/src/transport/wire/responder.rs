@@ -413,7 +413,8 @@ fn assemble(before: Option<Assembly>, packet: &Packet<'_>, mtu: u64) -> Option<A
         Some(_) => return None,
     };
     if let Some(reth) = &extended.reth {
-        if reth.dma_len > MAX_MSG_SIZE {
+        // The range of a FLUSH is no message.
+        if reth.dma_len > MAX_MSG_SIZE && !matches!(operation, Operation::Flush(_)) {
             return None;
         }
         request.remote_addr = reth.va;
