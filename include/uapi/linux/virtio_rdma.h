@@ -715,7 +715,7 @@ struct virtio_rdma_rsp_query_pkey {
 	__le16 pkey;
 };
 
-/* Types of GIDs; UDP encapsulation is RoCE v2 */
+/* Types of GIDs; a device refuses all but UDP encapsulation, which is RoCE v2 */
 enum virtio_rdma_gid_type {
 	VIRTIO_RDMA_GID_TYPE_IB			= 0,
 	VIRTIO_RDMA_GID_TYPE_ROCE		= 1,

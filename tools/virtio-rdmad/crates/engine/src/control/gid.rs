@@ -5,8 +5,8 @@
 use std::net::Ipv6Addr;
 
 use abi::{
-    virtio_rdma_cmd_add_gid, virtio_rdma_cmd_del_gid, VIRTIO_RDMA_GID_TYPE_ROCE,
-    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_NO_VLAN, VIRTIO_RDMA_PORT,
+    virtio_rdma_cmd_add_gid, virtio_rdma_cmd_del_gid, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
+    VIRTIO_RDMA_NO_VLAN, VIRTIO_RDMA_PORT,
 };
 
 use super::call::Call;
@@ -24,8 +24,7 @@ const MAX_VLAN: u16 = 4094;
 /// Handles ADD_GID.
 pub(super) fn add(call: &mut Call<'_>, request: &virtio_rdma_cmd_add_gid) -> Result<(), Status> {
     let hca = call.hca;
-    let known =
-        matches!(request.gid_type, VIRTIO_RDMA_GID_TYPE_ROCE | VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP);
+    let known = request.gid_type == VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP;
     let unicast = request.gid != [0; 16] && !is_multicast(&request.gid);
     if !known || !unicast || request.port_num != VIRTIO_RDMA_PORT {
         return Err(Status::Invalid);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use abi::*;
 use memory::GuestMemory;
-use testkit::command::{attr_mask, attributes, reg_user_mr};
+use testkit::command::{add_gid, attr_mask, attributes, reg_user_mr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::*;
@@ -307,6 +307,18 @@ fn a_gid_has_one_guest() {
     assert_eq!(a.del_gid(4), invalid);
     drop(b);
     assert_eq!(a.add_gid(0, gid(1), 0), Ok(()));
+}
+
+/// A network has no packets of RoCE v1.
+#[test]
+fn a_gid_of_roce_v1_is_refused() {
+    let mut guest = guest();
+    for gid_type in [VIRTIO_RDMA_GID_TYPE_IB, VIRTIO_RDMA_GID_TYPE_ROCE, 3, u32::MAX] {
+        let request = virtio_rdma_cmd_add_gid { gid_type, ..add_gid(1, gid(9)) };
+        let result = guest.command::<_, ()>(VIRTIO_RDMA_CMD_ADD_GID, &request);
+        assert_eq!(result, Err(VIRTIO_RDMA_STATUS_INVAL), "type {gid_type}");
+    }
+    assert_eq!(guest.device.status().gids.len(), 1);
 }
 
 #[test]
