@@ -31,6 +31,9 @@ const MAX_MR_SIZE: u64 = 1 << 40;
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
 
+/// Entries of the GID table, at most: address vectors name one of them by 8 bits.
+const MAX_GIDS: u16 = 256;
+
 /// The limits of the device of one guest. They are fixed before the guest starts; a [`super::quota::Quota`] may allow
 /// the guest less.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -163,7 +166,20 @@ impl Limits {
         self.max_pd = self.max_pd.clamp(1, 1 << 22);
         self.max_xrcd = self.max_xrcd.clamp(1, 1 << 22);
         self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, MAX_MR_SIZE);
-        self.gid_table = self.gid_table.clamp(1, 1024);
+        self.gid_table = self.gid_table.clamp(1, MAX_GIDS);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gid_table_has_256_entries_at_most() {
+        for (gid_table, entries) in [(0, 1), (128, 128), (256, 256), (257, 256), (u16::MAX, 256)] {
+            let limits = Limits { gid_table, ..Limits::default() };
+            assert_eq!(limits.clamped().gid_table, entries);
+        }
     }
 }
