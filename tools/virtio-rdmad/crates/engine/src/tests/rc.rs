@@ -7,8 +7,9 @@ use std::time::Duration;
 use abi::*;
 use zerocopy::FromZeros;
 
+use super::cable::cable;
 use super::driver::*;
-use crate::{Counter, Limits};
+use crate::{Counter, Limits, Next};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
@@ -563,6 +564,91 @@ pub fn err_flushes_what_is_posted_later() {
         let expected =
             [VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV].map(|opcode| (round, flushed, opcode));
         assert_eq!(found, expected);
+    }
+}
+
+/// The bytes of a message that takes several turns.
+const LARGE: usize = 1 << 20;
+/// What a guest writes to memory that is its own again.
+static USED_AGAIN: [u8; LARGE] = [0x5a; LARGE];
+
+/// Returns where the memory of a work request is: the READ 1, the SEND 2 or the receive 3.
+fn memory_of(wr_id: u64) -> u64 {
+    DATA + wr_id * LARGE as u64
+}
+
+/// Has an end of a pair read and send, and gives it a receive. What it sends has this pattern.
+fn post_all(guest: &mut Guest, own: End, peer: End, seed: u8) {
+    let part = |wr_id| [sge(memory_of(wr_id), LARGE as u32, own.key)];
+    guest.fill(memory_of(2), LARGE, seed);
+    guest.post_recv(own.qpn, 3, &part(3));
+    guest.post_send(own.qpn, &Send::new(1, RDMA_READ, &part(1)).rdma(DATA, peer.key));
+    guest.post_send(own.qpn, &Send::new(2, SEND, &part(2)));
+}
+
+/// Takes the CQEs of an end, and uses the memory of each work request again. Returns how many there are. A message
+/// that has arrived has this pattern.
+fn use_again(guest: &mut Guest, cqn: u32, seed: u8) -> usize {
+    let cqes: Vec<_> = std::iter::from_fn(|| guest.poll(cqn)).collect();
+    for cqe in &cqes {
+        let memory = memory_of(cqe.wr_id);
+        if (cqe.wr_id, u32::from(cqe.status)) == (3, OK) {
+            let found = guest.bytes(memory, LARGE);
+            assert!(found == guest.fill(memory, LARGE, seed), "the message is whole");
+        }
+        guest.memory.write(memory, &USED_AGAIN).unwrap();
+    }
+    cqes.len()
+}
+
+/// Runs both devices for a short turn. Returns whether something is under way.
+fn take_a_turn(pair: &Pair) -> bool {
+    let next = [pair.a.device.run(1), pair.b.device.run(1)];
+    cable().is_some_and(|cable| cable.deliver()) || next.contains(&Next::Busy)
+}
+
+/// Lets both guests run until nothing is under way, and use memory again meanwhile. Returns the number of CQEs.
+fn settle_and_use_again(pair: &mut Pair) -> usize {
+    let [a, b] = pair.ends;
+    let mut found = 0;
+    loop {
+        found += use_again(&mut pair.a, a.cqn, 2) + use_again(&mut pair.b, b.cqn, 1);
+        if take_a_turn(pair) {
+            continue;
+        }
+        match pair.settle() {
+            Some(next) => pair.clock.advance_to(next),
+            None => {
+                return found + use_again(&mut pair.a, a.cqn, 2) + use_again(&mut pair.b, b.cqn, 1)
+            }
+        }
+    }
+}
+
+/// Specification, chapter 6.3: memory that a work request names is the guest's again with its CQE, and with that of a
+/// work request that is flushed while it is under way.
+#[test]
+pub fn memory_is_the_owners_again_with_its_flush() {
+    for turns in 0..40 {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        post_all(&mut pair.a, a, b, 1);
+        post_all(&mut pair.b, b, a, 2);
+        for _ in 0..turns {
+            take_a_turn(&pair);
+        }
+        pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        let mut found = settle_and_use_again(&mut pair);
+        // B may have nothing more to send, and not know of the end of A.
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        found += settle_and_use_again(&mut pair);
+        assert_eq!(found, 6);
+        for guest in [&pair.a, &pair.b] {
+            for wr_id in 1..=3 {
+                let found = guest.bytes(memory_of(wr_id), LARGE);
+                assert!(found == USED_AGAIN, "work request {wr_id}, {turns} turns");
+            }
+        }
     }
 }
 

@@ -50,6 +50,7 @@ again! {
         malformed_requests_fail_the_requester
         zero_bytes_ask_for_no_key
         err_flushes_what_is_posted_later
+        memory_is_the_owners_again_with_its_flush
         sqd_drains_and_tells
         a_change_in_sqd_keeps_the_promise
         a_qp_that_leaves_sqd_early_tells_nothing

@@ -44,6 +44,7 @@ on_the_wire! {
     rc::a_remote_range_is_checked_before_the_first_byte,
     rc::an_unaligned_atomic_is_an_invalid_request,
     rc::zero_bytes_ask_for_no_key,
+    rc::memory_is_the_owners_again_with_its_flush,
     rc::reset_discards_and_the_queues_go_on,
     rc::sqd_drains_and_tells,
     rc::a_change_in_sqd_keeps_the_promise,

@@ -10,7 +10,7 @@ use zerocopy::FromZeros;
 use super::dice::Dice;
 use super::model::{Model, Verdict};
 use super::plan::{EndPlan, Kind, Op, Work, AREA, DEPTH};
-use super::receives::UNTOUCHED;
+use super::receives::{UNTOUCHED, USED_AGAIN};
 use super::request::{request, Remote};
 use crate::tests::driver::*;
 use crate::Gid;
@@ -19,8 +19,6 @@ use crate::Gid;
 pub const MEMORY: u64 = SENDS + (DEPTH * AREA) as u64;
 /// The offset of the data that an end sends, in its memory.
 pub const SENDS: u64 = AREA as u64;
-/// The value of bytes in memory that its owner uses again.
-const USED_AGAIN: u8 = 0x5a;
 
 /// One end of a connection.
 pub struct End {

@@ -170,7 +170,7 @@ impl Objects {
         let key = guest.reg_mr(pdn, memory, receives::MEMORY, LOCAL).lkey;
         let object = Object { number: handle, users: users.len() };
         let mut queue = Receives::new(number, plan, object, memory, key);
-        queue.post(guest, 0);
+        queue.post(guest, 0).unwrap();
         self.queues.push(queue);
     }
 }

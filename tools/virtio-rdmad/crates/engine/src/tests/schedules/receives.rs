@@ -15,6 +15,8 @@ pub const MEMORY: u64 = (DEPTH * AREA) as u64;
 pub const IS_RECEIVE: u64 = 1 << 63;
 /// The value of bytes in memory to which nothing was written.
 pub const UNTOUCHED: u8 = 0xa5;
+/// The value of bytes in memory that its owner uses again.
+pub const USED_AGAIN: u8 = 0x5a;
 
 /// A receive that was posted.
 struct Receive {
@@ -51,8 +53,8 @@ pub struct Receives {
     posted: Vec<Receive>,
     /// The receive that each end has completed last.
     last: HashMap<usize, usize>,
-    /// Memory that no receive has that is posted.
-    free: Vec<u64>,
+    /// Memory that no receive has that is posted, and how many bytes of it are used for something else.
+    free: Vec<(u64, usize)>,
 }
 
 impl Receives {
@@ -68,7 +70,7 @@ impl Receives {
             plan: plan.receives.iter().copied().collect(),
             posted: Vec::new(),
             last: HashMap::new(),
-            free: (0..DEPTH).rev().map(|place| memory + (place * AREA) as u64).collect(),
+            free: (0..DEPTH).rev().map(|place| (memory + (place * AREA) as u64, 0)).collect(),
         }
     }
 
@@ -79,12 +81,14 @@ impl Receives {
     }
 
     /// Posts what is due. Returns whether something was.
-    pub fn post(&mut self, guest: &mut Guest, now: u64) -> bool {
+    pub fn post(&mut self, guest: &mut Guest, now: u64) -> Verdict<bool> {
         let first = self.posted.len();
         while self.next_post().is_some_and(|time| time <= now) {
-            let (Some((_, place)), Some(at)) = (self.plan.pop_front(), self.free.pop()) else {
+            let (Some((_, place)), Some(free)) = (self.plan.pop_front(), self.free.pop()) else {
                 break;
             };
+            self.check_free(guest, free)?;
+            let at = free.0;
             guest.memory.write(at, &vec![UNTOUCHED; place.len]).unwrap();
             let wr_id = IS_RECEIVE | (self.number << 16 | self.posted.len()) as u64;
             let key = if place.has_key { self.key } else { self.key ^ 0x0100_0000 };
@@ -98,10 +102,18 @@ impl Receives {
             self.posted.push(Receive { at, len: place.len, time: now, is_open: true });
             self.next_at = now + self.plan.front().map_or(0, |(pause, _)| *pause);
         }
-        self.posted.len() != first
+        Ok(self.posted.len() != first)
     }
 
-    /// Follows a receive that an end completes. Returns what its memory has.
+    /// Judges memory that is used for something else since its receive has completed.
+    fn check_free(&self, guest: &Guest, (at, len): (u64, usize)) -> Verdict {
+        if guest.bytes(at, len).iter().all(|byte| *byte == USED_AGAIN) {
+            return Ok(());
+        }
+        Err(format!("memory of queue {} changes behind the CQE of its receive", self.number))
+    }
+
+    /// Follows a receive that an end completes. Returns what its memory has, which is used for something else then.
     ///
     /// Receives are taken in order, and each QP has taken one at most that has not completed.
     pub fn complete(&mut self, guest: &Guest, end: usize, index: usize) -> Verdict<Vec<u8>> {
@@ -115,8 +127,10 @@ impl Receives {
         }
         let receive = &mut self.posted[index];
         receive.is_open = false;
-        self.free.push(receive.at);
-        Ok(guest.bytes(receive.at, receive.len))
+        self.free.push((receive.at, receive.len));
+        let found = guest.bytes(receive.at, receive.len);
+        guest.memory.write(receive.at, &vec![USED_AGAIN; receive.len]).unwrap();
+        Ok(found)
     }
 
     /// Returns whether there may have been no receive at a moment since a time for a message that comes to a
@@ -134,7 +148,8 @@ impl Receives {
     }
 
     /// Judges what is left when all QPs have ended: in an SRQ, what none has taken.
-    pub fn check_end(&self) -> Verdict {
+    pub fn check_end(&self, guest: &Guest) -> Verdict {
+        self.free.iter().try_for_each(|free| self.check_free(guest, *free))?;
         let open = self.posted.iter().position(|receive| receive.is_open);
         let is_taken = |open: &usize| self.posted[*open..].iter().any(|receive| !receive.is_open);
         let lost = if self.owner == Owner::Qp { open } else { open.filter(is_taken) };

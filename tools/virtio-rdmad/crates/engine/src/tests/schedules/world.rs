@@ -82,7 +82,7 @@ impl World {
             self.freezes.pass(&mut self.hosts, &mut self.dice, self.tells)?;
             let timer = self.hosts.settle();
             self.poll()?;
-            if self.act() {
+            if self.act()? {
                 continue;
             }
             let works = self.ends.iter().filter_map(End::next_post);
@@ -97,11 +97,11 @@ impl World {
     }
 
     /// Posts what is due; whether something was.
-    fn act(&mut self) -> bool {
+    fn act(&mut self) -> Verdict<bool> {
         let now = self.now();
         let mut has_posted = self.move_addresses(now);
         for queue in self.queues.iter_mut().filter(|queue| !self.freezes.has(queue.guest)) {
-            has_posted |= queue.post(&mut self.hosts.guests[queue.guest], now);
+            has_posted |= queue.post(&mut self.hosts.guests[queue.guest], now)?;
         }
         for number in 0..self.ends.len() {
             let (own, other) = pair(&mut self.ends, number);
@@ -111,7 +111,7 @@ impl World {
             let guest = &mut self.hosts.guests[own.plan.guest];
             has_posted |= own.post(guest, now, other, &mut self.dice, self.tells);
         }
-        has_posted
+        Ok(has_posted)
     }
 
     /// Takes addresses from guests, and gives them to guests; whether that was due for one.
@@ -319,7 +319,7 @@ impl World {
         }
         self.hosts.settle();
         self.poll()?;
-        self.queues.iter().try_for_each(Receives::check_end)
+        self.queues.iter().try_for_each(|queue| queue.check_end(&self.hosts.guests[queue.guest]))
     }
 
     fn end_direction(&mut self, end: usize) -> Verdict {
