@@ -9,7 +9,7 @@ use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
-use super::{datagram, fast_reg, mcast, rc, uc, xrc};
+use super::{connection, datagram, fast_reg, mcast, rc, uc, xrc};
 use crate::{Clock, Counter, Gid};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -54,6 +54,7 @@ on_the_wire! {
     rc::events_wait_for_buffers_once_each,
     rc::a_guest_that_goes_leaves_no_trace,
     rc::a_sign_before_the_deadline_is_no_retry,
+    connection::a_psn_that_is_ahead_is_not_executed,
     datagram::a_datagram_arrives_behind_its_header,
     datagram::the_gsi_sends_its_own_qkey,
     mcast::a_datagram_reaches_every_member,
@@ -299,6 +300,35 @@ fn a_connection_over_ipv6_passes() {
             assert_eq!(headers.ethernet.vlan_id(), vlan);
         }
     }
+}
+
+/// IBA 9.7.5.1.5: a request whose PSN is a little behind the expected one is a duplicate, which is not executed. All
+/// that has come is acknowledged, so the requester reports success if it has sent as much. An ATOMIC WRITE has an
+/// answer of its own. A READ needs an answer that nobody has.
+#[test]
+fn a_psn_behind_is_a_duplicate() {
+    let vain = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    let test = || {
+        for (sent, expected, tells, stores) in [
+            (5, 6, OK, OK),
+            (0xff_ffff, 0, OK, OK),
+            (4, 6, vain, OK),
+            (0xff_0000, 0, vain, OK),
+            (0xfe_ffff, 0, vain, vain),
+            (0x80_0000, 0, vain, vain),
+        ] {
+            for (opcode, status) in [
+                (VIRTIO_RDMA_WR_SEND, tells),
+                (VIRTIO_RDMA_WR_RDMA_WRITE, tells),
+                (VIRTIO_RDMA_WR_ATOMIC_WRITE, stores),
+                (VIRTIO_RDMA_WR_RDMA_READ, vain),
+            ] {
+                let found = connection::unexpected(opcode, sent, expected);
+                assert_eq!(found, status, "opcode {opcode}, {sent:#x} for {expected:#x}");
+            }
+        }
+    };
+    over_a_cable(1, Faults::default(), || with_rings(test));
 }
 
 /// PSNs of one message are less than half of all PSNs apart, or their order could not be told.
