@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use abi::*;
 
-use super::cable::{headers, over_a_cable, Faults};
+use super::cable::{cable, headers, over_a_cable, Faults};
 use super::driver::*;
-use crate::{FabricConfig, Gid, Uplink};
+use crate::{Fabric, FabricConfig, Gid, Uplink};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
@@ -177,10 +177,16 @@ pub fn what_does_not_fit_the_smaller_mtu_is_lost_on_an_unreliable_connection() {
 /// Makes a third guest in the network of A, which takes the address of B. Its QP has the number and the peer of
 /// B's QP, and these PSNs. The QP of A stays in RTS.
 fn take_over(pair: &mut Pair, kind: u32, psn: u32) -> (Guest, End) {
+    let fabric = Arc::clone(&pair.fabric);
+    take_over_in(&fabric, pair, kind, psn)
+}
+
+/// Does what `take_over` does, in another network.
+fn take_over_in(fabric: &Arc<Fabric>, pair: &mut Pair, kind: u32, psn: u32) -> (Guest, End) {
     let [a, b] = pair.ends;
     pair.b.del_gid(0).unwrap();
     let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
-    let mut c = Guest::new(&pair.fabric, &pair.clock, 3);
+    let mut c = Guest::new(fabric, &pair.clock, 3);
     let end = End::new(&mut c, kind);
     assert_eq!(end.qpn, b.qpn);
     c.del_gid(0).unwrap();
@@ -326,6 +332,30 @@ fn an_address_that_moves_here_takes_nothing_along() {
                 for cqe in [pair.poll_a(), c.poll(end.cqn)] {
                     assert_eq!(cqe.map(|cqe| (cqe.wr_id, u32::from(cqe.status))), expected);
                 }
+            }
+        });
+    }
+}
+
+/// A device knows guests on other hosts by their addresses alone. One that takes over the address of another one, and
+/// its QP number and PSNs, has its connections, too: whoever runs the network has to see to that.
+#[test]
+fn devices_outside_are_one() {
+    for kind in [RC, UC] {
+        over_a_cable(0, Faults::default(), || {
+            let mut pair = pair_with(kind, |_| ());
+            exchange(&mut pair);
+            let there = cable().unwrap().fabric(1);
+            let (mut c, end) = take_over_in(&there, &mut pair, kind, 1);
+            let a = pair.ends[0];
+            pair.a.post_recv(a.qpn, 1, &[sge(DATA, 8, a.key)]);
+            c.post_recv(end.qpn, 1, &[sge(DATA, 8, end.key)]);
+            pair.a.post_send(a.qpn, &Send::new(2, SEND, &[sge(DATA, 8, a.key)]));
+            c.post_send(end.qpn, &Send::new(2, SEND, &[sge(DATA, 8, end.key)]));
+            settle_in_time(&[&pair.a, &pair.b, &c]);
+            for _ in 0..2 {
+                assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+                assert_eq!(brief(c.poll(end.cqn)).unwrap().1, OK);
             }
         });
     }
