@@ -3,11 +3,13 @@
 //! Tests control commands, and the status of each error.
 
 use std::cell::Cell;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use abi::*;
-use memory::GuestMemory;
+use memory::{GuestMemory, GuestRegion};
 use testkit::command::{add_gid, attr_mask, attributes, reg_user_mr};
+use testkit::socket::new_memory;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::*;
@@ -319,6 +321,36 @@ fn a_gid_of_roce_v1_is_refused() {
         assert_eq!(result, Err(VIRTIO_RDMA_STATUS_INVAL), "type {gid_type}");
     }
     assert_eq!(guest.device.status().gids.len(), 1);
+}
+
+/// Two devices of one virtual machine are two members of their network, although the same memory is behind them. Each
+/// of them reaches it by addresses of its own.
+#[test]
+fn two_devices_of_one_memory_are_two_members() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let file = new_memory(2 * MEMORY);
+    let half = |guest_addr, offset| GuestRegion {
+        guest_addr,
+        len: MEMORY,
+        fd: file.as_fd(),
+        offset,
+        writable: true,
+    };
+    for (guest, own, other) in [(&mut pair.a, 0, MEMORY), (&mut pair.b, MEMORY, 0)] {
+        let memory = GuestMemory::default().with_region(&half(0, own)).unwrap();
+        guest.move_to(memory.with_region(&half(MEMORY, other)).unwrap());
+    }
+    let data = pair.a.fill(DATA, 64, 5);
+    assert_eq!(pair.b.bytes(MEMORY + DATA, 64), data);
+    assert_eq!(pair.b.add_gid(1, pair.a.gid, 0), Err(VIRTIO_RDMA_STATUS_EXISTS));
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 64, b.key)]);
+    pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 64, a.key)]));
+    pair.settle();
+    let success = VIRTIO_RDMA_WC_SUCCESS;
+    assert_eq!(brief(pair.poll_a()), Some((1, success, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(brief(pair.poll_b()), Some((2, success, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(pair.b.bytes(DATA, 64), data);
 }
 
 #[test]

@@ -329,6 +329,9 @@ pub trait OfEngine: Sized {
     /// Makes the guest go on in a copy of its memory, without the contents of [`EXTRA`]. Returns the former memory.
     fn move_memory(&mut self) -> GuestMemory;
 
+    /// Does what `move_memory` does, and puts the copy into this memory, which is full of zeros.
+    fn move_to(&mut self, memory: GuestMemory) -> GuestMemory;
+
     /// Returns how many events for completions in a CQ the guest got.
     fn cq_signals(&mut self, cqn: u32) -> u32;
 }
@@ -386,13 +389,16 @@ impl OfEngine for Guest {
     }
 
     fn move_memory(&mut self) -> GuestMemory {
-        let copy = GuestMemory::anonymous(&[(0, self.sizes.memory), EXTRA]).unwrap();
+        self.move_to(GuestMemory::anonymous(&[(0, self.sizes.memory), EXTRA]).unwrap())
+    }
+
+    fn move_to(&mut self, memory: GuestMemory) -> GuestMemory {
         for (addr, page) in pages_in_use(&self.all_bytes()) {
-            copy.write(addr, page).unwrap();
+            memory.write(addr, page).unwrap();
         }
-        self.device.begin_memory(&copy);
+        self.device.begin_memory(&memory);
         self.end_change();
-        std::mem::replace(&mut self.memory, copy)
+        std::mem::replace(&mut self.memory, memory)
     }
 
     fn cq_signals(&mut self, cqn: u32) -> u32 {
