@@ -588,6 +588,9 @@ impl Device<device::Core<'_>> {
     /// `ENODEV` if the device is not there; what `validate` or the transport says.
     fn clean(&self, validate: impl FnOnce(&Self) -> Result) -> Result {
         let used = bindings::VIRTIO_CONFIG_S_FAILED | bindings::VIRTIO_CONFIG_S_DRIVER_OK;
+        // The reset of a PCI device looks at its administration virtqueue, which does not exist before the queues are
+        // set up and after they were deleted (`vp_modern_avq_cleanup()`).
+        self.clear_feature(bindings::VIRTIO_F_ADMIN_VQ);
         if self.status() & used == 0 {
             return validate(self);
         }
