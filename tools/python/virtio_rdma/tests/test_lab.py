@@ -106,6 +106,8 @@ class Machine:
         mount("overlay", place, "overlay", 0,
               f"lowerdir={self.root},upperdir={layers}/files,workdir={layers}/work")
         os.makedirs(place + WORK)
+        # Each machine has this file; the roots have none.
+        os.close(os.open(f"{place}/etc/hosts", os.O_WRONLY | os.O_CREAT, 0o644))
         mount(self.work, place + WORK, "none", MS_BIND)
         mount("/proc", f"{place}/proc", "none", MS_BIND | MS_REC)
         mount("none", f"{place}/proc", "none", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -212,6 +214,7 @@ def test_exit_status(line, expected, machine):
     (("run", "--kernel-module", "none.ko", "--", "true"), "none.ko: No such file"),
     (("run", "--loss", "51", "--", "true"), "not between 0 and 50"),
     (("run", "--", "/none"), "/none: No such file"),
+    (("run", "--guest", "2", "--", "true"), "unexpected argument '--guest'"),
     (("shell", "--cmd1", "true"), "--cmd1: guest 1 has the shell"),
     (("shell",), "the standard input is no terminal")])
 def test_mistake(argv, why, machine):
@@ -257,6 +260,21 @@ def test_files(machine):
         assert file.read().count("ours") == 2
     assert os.stat(os.path.join(machine.work, "d/file")).st_uid == NOBODY
     wait_until_gone()
+
+
+@one
+@pytest.mark.parametrize(("options", "expected"), [
+    ("cd /etc && {lab} --share -- cat hosts && wc -c <hosts", "::1 localhost\n10.77.0.1 guest1\n0\n"),
+    ("cd / && {lab} --share -- true", "--share: the working directory is /"),
+    ("TMPDIR=/none {lab} -- true", "TMPDIR, /none: "),
+    ("cd /usr && {lab} -- ls -d local", "local\n")])
+def test_directories(options, expected, machine):
+    """Neither /etc, whose files the guest has in another form, nor an odd directory spoils the machine or a guest."""
+    line = options.format(lab=f"{LAB} run --guests 1")
+    with machine.start("sh", "-c", line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                       encoding="utf-8") as process:
+        text, _ = process.communicate(timeout=SECONDS)
+    assert expected in text
 
 
 def wait_until_gone():

@@ -156,7 +156,7 @@ fn settle(job: &Job) -> Result<(), Error> {
     let own = ["127.0.0.1 localhost".to_owned(), "::1 localhost".to_owned()];
     let guests = job.hosts.iter().map(|(name, address)| format!("{address} {name}"));
     let lines: Vec<_> = own.into_iter().chain(guests).collect();
-    std::fs::write("/etc/hosts", lines.join("\n") + "\n")?;
+    replace("/etc/hosts", &(lines.join("\n") + "\n"))?;
     if let Some(rate) = &job.clock {
         add_clock(rate)?;
     }
@@ -171,9 +171,22 @@ fn add_clock(rate: &str) -> Result<(), Error> {
         Some((key, _)) if key.trim() == "processor" => format!("{line}\ncpu MHz\t\t: {rate}\n"),
         _ => format!("{line}\n"),
     };
-    let own = "/run/cpuinfo";
-    std::fs::write(own, text.lines().map(line).collect::<String>())?;
-    Ok(mount_bind(own, FILE)?)
+    replace(FILE, &text.lines().map(line).collect::<String>())
+}
+
+/// Puts a text in the place of a file for the guest alone: the file may be the machine's own, in a directory that is
+/// shared.
+fn replace(file: &str, text: &str) -> Result<(), Error> {
+    let name = Path::new(file).file_name().ok_or("a file has a name")?;
+    let own = Path::new("/run").join(name);
+    let put = || {
+        std::fs::write(&own, text)?;
+        if !Path::new(file).exists() {
+            std::fs::write(file, "")?;
+        }
+        Ok(mount_bind(&own, file)?)
+    };
+    put().map_err(|error: io::Error| format!("{file}: {error}").into())
 }
 
 /// Makes the link-local address of the network interface again, without a search for duplicates (RFC 4862): for the first

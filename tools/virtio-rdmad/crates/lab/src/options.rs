@@ -47,8 +47,8 @@ pub struct Run {
     #[command(flatten)]
     pub commands: Commands,
 
-    /// Command of each guest that has no --cmdN, and its arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    /// Command of each guest that has no --cmdN, and its arguments; no shell looks at them.
+    #[arg(trailing_var_arg = true)]
     pub command: Vec<OsString>,
 }
 

@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{stdin, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use rustix::termios::{tcgetattr, tcgetwinsize, tcsetattr, OptionalActions, Termios};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
@@ -104,7 +105,9 @@ struct Running {
 /// Starts guests, a task for each.
 fn start(options: &Guests, tasks: Vec<Task>) -> Result<Running, Error> {
     let payload = Payload::unpack()?;
-    let directory = tempfile::Builder::new().prefix("virtio-rdma-lab.").tempdir()?;
+    let parent = std::env::temp_dir();
+    let directory = tempfile::Builder::new().prefix("virtio-rdma-lab.").tempdir_in(&parent);
+    let directory = directory.map_err(|error| format!("TMPDIR, {}: {error}", parent.display()))?;
     let plans = (1..=options.count).map(|number| Plan::new(number, directory.path()));
     let plans = plans.collect::<Result<Vec<_>, _>>()?;
     let devices = device::start(&payload, &plans, options)?;
@@ -146,9 +149,13 @@ fn job(options: &Guests, plan: &Plan, plans: &[Plan], task: Task) -> Result<Job,
         .collect();
     environment.push(("GUEST".to_owned(), plan.number.to_string()));
     environment.push(("PEERS".to_owned(), peers));
+    let directory = std::env::current_dir()?;
+    if options.share && directory == Path::new("/") {
+        return Err("--share: the working directory is /, which guests cannot write to".into());
+    }
     Ok(Job {
         command: task.command,
-        directory: std::env::current_dir()?,
+        directory,
         is_shared: options.share,
         environment,
         hosts: plans.iter().map(|plan| (plan.name(), plan.address.clone())).collect(),
