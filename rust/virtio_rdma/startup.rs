@@ -40,9 +40,6 @@ pub(crate) fn validate(dev: &Core<'_>) -> Result {
         dev_err!(dev.as_ref(), "the device lacks VIRTIO_F_VERSION_1\n");
         return Err(ENODEV);
     }
-    // The driver resets the device while it has no queues, and the reset of a PCI device with an administration virtqueue
-    // must not happen then (`vp_modern_avq_cleanup()`).
-    dev.clear_feature(bindings::VIRTIO_F_ADMIN_VQ);
     // Chains have one or two descriptors, and are added where nothing can be allocated.
     dev.clear_feature(bindings::VIRTIO_RING_F_INDIRECT_DESC);
     // Rings are accessed with the barriers between processors. A device behind a bus needs others, which only

@@ -563,7 +563,7 @@ impl Device<device::Core<'_>> {
         // SAFETY: By the type invariant the device is valid.
         let offered = unsafe { bindings::virtio_rdma_offered_features(self.as_raw()) };
         for bit in bindings::VIRTIO_TRANSPORT_F_START..bindings::VIRTIO_TRANSPORT_F_END {
-            if offered & 1 << bit != 0 {
+            if offered & 1 << bit != 0 && bit != bindings::VIRTIO_F_ADMIN_VQ {
                 // SAFETY: By the type invariant the device is valid; it is out of service, so nobody else changes its
                 // features.
                 unsafe { bindings::virtio_rdma_set_feature(self.as_raw(), bit) };
@@ -583,13 +583,14 @@ impl Device<device::Core<'_>> {
     /// and tells it the features afterwards: a device whose driver gave up (FAILED) must be reset before it is
     /// initialised once more (VIRTIO 1.3, 2.1.1), and the virtio core does not do that. Sleeps.
     ///
+    /// Declines VIRTIO_F_ADMIN_VQ before that, as [`Device::write_features`] does: the reset of a PCI device looks at its
+    /// administration virtqueue, which does not exist while there are no queues (`vp_modern_avq_cleanup()`).
+    ///
     /// # Errors
     ///
     /// `ENODEV` if the device is not there; what `validate` or the transport says.
     fn clean(&self, validate: impl FnOnce(&Self) -> Result) -> Result {
         let used = bindings::VIRTIO_CONFIG_S_FAILED | bindings::VIRTIO_CONFIG_S_DRIVER_OK;
-        // The reset of a PCI device looks at its administration virtqueue, which does not exist before the queues are
-        // set up and after they were deleted (`vp_modern_avq_cleanup()`).
         self.clear_feature(bindings::VIRTIO_F_ADMIN_VQ);
         if self.status() & used == 0 {
             return validate(self);
