@@ -4,7 +4,7 @@
  *
  * This header is the one truth of what driver and device say to each other:
  * the driver, the device and the tests generate their definitions from it.
- * Documentation/specification.md explains what it only lays out.
+ * Documentation/specification explains what it only lays out.
  *
  * Rules that hold for every structure:
  *  - little-endian, natural C alignment, padding written out as @reserved
@@ -46,7 +46,7 @@
 #define VIRTIO_RDMA_F_MAC		1
 /*
  * Work and completion queues are rings in guest memory instead of virtqueues,
- * and the virtqueues have other numbers: specification, chapter 13.
+ * and the virtqueues have other numbers: specification, Rings.
  */
 #define VIRTIO_RDMA_F_RINGS		2
 /* Shared receive queues. */
@@ -629,7 +629,7 @@ struct virtio_rdma_qp_cap {
 	__le32 max_inline_data;
 };
 
-/* Attributes of a QP; specification, chapter 8, has their meaning and unit. */
+/* Attributes of a QP; specification, Queue pairs, has their meaning and unit. */
 struct virtio_rdma_qp_attr {
 	__u8   qp_state;
 	__u8   cur_qp_state;
