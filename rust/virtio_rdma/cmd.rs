@@ -58,7 +58,7 @@ use kernel::{
     },
 };
 
-/// A command of the control queue, chapter 5 of the specification.
+/// A command of the control queue (specification, Control queue).
 pub(crate) trait Command {
     /// `enum virtio_rdma_cmd`.
     const OPCODE: u32;
@@ -246,7 +246,7 @@ pub(crate) const UNMAPPED: Delta = Delta::from_millis(10);
 /// The time after which such a command fails.
 const MAPPING: Delta = Delta::from_secs(5);
 
-/// A status of a reply, annex A of the specification: its name, and the error that callers get.
+/// A status of a reply (specification, The Linux driver): its name, and the error that callers get.
 struct Status {
     name: &'static str,
     result: Result,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The configuration space: read once, checked, and kept as the limits of the
-//! device (chapter 4 of the specification).
+//! device (specification, Configuration space).
 
 #![deny(unsafe_code)]
 
@@ -18,7 +18,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// The device-specific feature bits that the driver understands, chapter 3 of the specification.
+/// The device-specific feature bits that the driver understands (specification, Features).
 pub(crate) const FEATURES: &[c_uint] = &[
     bindings::VIRTIO_RDMA_F_EVENTS,
     bindings::VIRTIO_RDMA_F_MAC,
@@ -118,7 +118,7 @@ pub(crate) fn decline_dependents(dev: &virtio::Device<device::Core<'_>>) {
         .for_each(|bit| dev.clear_feature(*bit));
 }
 
-/// The use of a virtqueue, chapters 2 and 13.1 of the specification.
+/// The use of a virtqueue (specification, Rings and Virtqueues for work: Virtqueues).
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     /// Commands.
@@ -467,7 +467,7 @@ impl Config {
         self.max_inline_data = self.max_inline_data.min(ring::MAX_INLINE_DATA);
     }
 
-    /// Returns the number of virtqueues, chapters 2 and 13.1 of the specification.
+    /// Returns the number of virtqueues (specification, Rings and Virtqueues for work: Virtqueues).
     pub(crate) fn queues(&self) -> u64 {
         match self.rings {
             Some(vectors) => 3 + u64::from(vectors),

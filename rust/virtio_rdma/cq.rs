@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion queues (chapters 7 and 13 of the specification).
+//! Completion queues (specification, Completion queues).
 
 #![deny(unsafe_code)]
 

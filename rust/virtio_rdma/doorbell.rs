@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The doorbell queue. It tells the device that a ring which the device does not
-//! poll has new work requests (chapter 13.3 of the specification).
+//! poll has new work requests (specification, Rings: Doorbells).
 //!
 //! When the queue is full, a doorbell is remembered and goes out when the device
 //! returns a buffer. Only then are interrupts on.

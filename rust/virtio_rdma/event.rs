@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Event queues: virtqueues that the device writes events to (chapters 9 and 13 of the
-//! specification).
+//! Event queues: virtqueues that the device writes events to (specification, Events, and
+//! Completion queues: Arming).
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The messages of the device, which are brought to the objects that they concern: interrupts,
-//! asynchronous events (chapter 9 of the specification), and the news that the device has failed or
+//! asynchronous events (specification, Events), and the news that the device has failed or
 //! was reset.
 
 #![deny(unsafe_code)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory windows (chapter 14.2 of the specification). The driver makes and destroys them. Programs bind
+//! Memory windows (specification, Memory windows). The driver makes and destroys them. Programs bind
 //! them by work requests in their own rings.
 
 #![deny(unsafe_code)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queue pairs (chapters 6, 8 and 13 of the specification).
+//! Queue pairs (specification, Queue pairs and Work requests).
 
 #![deny(unsafe_code)]
 

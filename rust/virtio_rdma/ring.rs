@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Rings in guest memory: their layout, and the producer and the consumer that
-//! the kernel is for its own QPs and CQs (chapter 13 of the specification).
+//! the kernel is for its own QPs and CQs (specification, Rings).
 //!
 //! The device reads and writes this memory as it likes. The kernel keeps every
 //! index itself and never reads one back.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Shared receive queues (chapter 13.6 of the specification).
+//! Shared receive queues (specification, Shared receive queues).
 
 #![deny(unsafe_code)]
 

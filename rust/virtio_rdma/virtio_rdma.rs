@@ -2,7 +2,7 @@
 
 //! Driver for the virtio RDMA device (virtio device ID 42).
 //!
-//! `Documentation/specification.md` says what the device does,
+//! `Documentation/specification` says what the device does,
 //! `include/uapi/linux/virtio_rdma.h` how it is laid out. A file imports only
 //! files that this list names before it (`tools/test/floors` checks it). From the
 //! bottom:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work queues: the send and the receive queue of a QP (chapters 6 and 13 of the
-//! specification).
+//! Work queues: the send and the receive queue of a QP (specification, Work
+//! requests, Rings, and Virtqueues for work).
 //!
 //! Each work request has a slot: a fixed place in the memory of the queue, and
 //! an entry that keeps what the consumer gave. The device gets the number of the

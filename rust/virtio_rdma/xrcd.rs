@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Extended connection domains (chapter 13.7 of the specification).
+//! Extended connection domains (specification, Extended reliable connections).
 
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The virtqueue of a CQ (chapter 7 of the specification).
+//! The virtqueue of a CQ (specification, Virtqueues for work).
 
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The creation of QPs, with each kind of queue (chapters 8 and 13 of the specification).
+//! The creation of QPs, with each kind of queue (specification, Queue pairs and Rings).
 
 #![deny(unsafe_code)]
 

@@ -2,9 +2,9 @@
 
 //! The state of a QP, and the attributes of INIT that its device does not have yet.
 //!
-//! A device with `VIRTIO_RDMA_F_RESET_TO_RTR` lets a QP go from RESET to RTR by one command (chapter 8 of the
-//! specification). So the driver keeps the attributes with which a consumer moves a QP to INIT, and sends them with
-//! those of RTR. Whatever else needs the QP of the device in INIT has them sent first.
+//! A device with `VIRTIO_RDMA_F_RESET_TO_RTR` lets a QP go from RESET to RTR by one command (specification, Queue
+//! pairs: Transitions). So the driver keeps the attributes with which a consumer moves a QP to INIT, and sends them
+//! with those of RTR. Whatever else needs the QP of the device in INIT has them sent first.
 
 use crate::{
     bindings,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Completion queues in rings (specification, 13.4 and 13.5).
+//! Completion queues in rings (specification, Completion queues).
 #![forbid(unsafe_code)]
 
 use crate::{

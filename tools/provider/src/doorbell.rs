@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Doorbells: the commands by which a program wakes the device (specification, 13.3).
+//! Doorbells: the commands by which a program wakes the device (specification, Rings: Doorbells).
 //!
 //! A command is repeated while the kernel has no memory for it. If that does not help, the
 //! doorbell is owed ([`crate::owed`]).

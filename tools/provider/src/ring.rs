@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! The memory of rings, shared with the device (specification, chapter 13).
+//! The memory of rings, shared with the device (specification, Rings).
 //!
 //! The device reads and writes it at any time, so no Rust reference to it is
 //! ever made, and what is read from it is copied once. The mapping is a shared

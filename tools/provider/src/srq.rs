@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Shared receive queues (IBA 10.2.9; specification, 13.6).
+//! Shared receive queues (IBA 10.2.9; specification, Shared receive queues).
 //!
 //! The device copies a work request when a QP takes it, and counts those that it
 //! took. An entry is free from then on, before its completion is polled. The `wr_id`

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Work queues in rings: posting (specification, 13.3).
+//! Work queues in rings: posting (specification, Rings: Posting).
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(testbed.post(&[4], 99), (None, false));
     }
 
-    /// No work request is lost to a device that goes to sleep (specification, 13.3): either the
+    /// No work request is lost to a device that goes to sleep (specification, Rings: Posting): either the
     /// device sees it when it looks once more, or the poster sees that the device sleeps, and
     /// rings. Both do so at the same time, again and again, some nanoseconds earlier or later,
     /// on a processor each: with a weaker barrier in `publish` one round in 2,000 fails.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Work requests as ring entries (specification, 13.3).
+//! Work requests as ring entries (specification, Work requests: Entries).
 #![forbid(unsafe_code)]
 
 use crate::{

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Extended connection domains (IBA, annex A14; specification, 13.7).
+//! Extended connection domains (IBA, annex A14; specification, Extended reliable connections).
 #![forbid(unsafe_code)]
 
 use crate::{

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rings of QPs and CQs, as their owner writes and reads them (specification, chapter 13).
+//! The rings of QPs and CQs, as their owner writes and reads them (specification, Rings).
 
 use std::mem::offset_of;
 

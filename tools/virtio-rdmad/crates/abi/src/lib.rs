@@ -4,7 +4,7 @@
 //!
 //! Everything here is generated from `include/uapi/linux/virtio_rdma.h`, which is
 //! the only definition of what driver and device exchange, and has the header's
-//! names; `Documentation/specification.md` explains it. The build asserts that
+//! names; `Documentation/specification` explains it. The build asserts that
 //! sizes and offsets are those of the C compiler. Safe code can read every
 //! structure from bytes and see it as bytes (`zerocopy`).
 //!

@@ -417,7 +417,7 @@ impl Drop for Device {
 }
 
 /// Returns the entries of the control queue: two for a notification of each CQ, and for another command
-/// (specification, chapter 2).
+/// (specification, Virtqueues for work: Virtqueues).
 fn control_size(max_cq: u16) -> u16 {
     let needed = 2 * (u32::from(max_cq) + 1);
     u16::try_from(needed.next_power_of_two()).map_or(MAX_SIZE, |size| size.max(CONTROL_SIZE))

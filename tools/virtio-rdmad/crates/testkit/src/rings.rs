@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rings in guest memory, as the program or the driver that owns them writes and reads them (specification, chapter
-//! 13).
+//! Rings in guest memory, as the program or the driver that owns them writes and reads them (specification, Rings).
 
 use std::mem::offset_of;
 use std::sync::atomic::{fence, Ordering};

@@ -31,14 +31,14 @@ pub(crate) enum Queue {
 /// The numbering of virtqueues, which depends on the features agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Numbering {
-    /// Control, N completion, M pairs, event (specification, chapter 2).
+    /// Control, N completion, M pairs, event (specification, Virtqueues for work: Virtqueues).
     Virtqueues {
         /// N.
         cqs: u16,
         /// M.
         qps: u16,
     },
-    /// Control, V completion events, doorbells, event (chapter 13).
+    /// Control, V completion events, doorbells, event (specification, Rings: Virtqueues).
     Rings {
         /// V.
         vectors: u16,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The control queue and its commands (specification, chapter 5): a file for each object, the table of
+//! The control queue and its commands (specification, Control queue): a file for each object, the table of
 //! commands above them.
 
 pub(crate) mod call;

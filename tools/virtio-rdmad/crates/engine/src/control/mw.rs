@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory windows (IBA 10.6.7; specification, chapter 14.2). Work requests bind them.
+//! Memory windows (IBA 10.6.7; specification, Memory windows). Work requests bind them.
 
 use abi::{virtio_rdma_cmd_alloc_mw, virtio_rdma_cmd_dealloc_mw, virtio_rdma_rsp_alloc_mw};
 

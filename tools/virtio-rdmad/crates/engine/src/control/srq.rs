@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Shared receive queues (IBA 10.2.9; specification, 13.6).
+//! Shared receive queues (IBA 10.2.9; specification, Shared receive queues).
 
 use abi::{
     virtio_rdma_cmd_create_srq, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_modify_srq,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The table of control commands (specification, chapter 5).
+//! The table of control commands (specification, Control queue: Commands).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

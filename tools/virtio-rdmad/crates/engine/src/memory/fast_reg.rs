@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Fast registration: regions that work requests give memory and take it from
-//! (specification, chapter 14).
+//! (specification, Fast registration).
 //!
 //! A region of CREATE_MR is FREE until REG_MR makes it VALID; LOCAL_INV, and
 //! invalidation by the peer, make it FREE again. The upper 24 bits of its key

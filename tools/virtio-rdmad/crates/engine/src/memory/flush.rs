@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! FLUSH (IBA A19.4.1; specification, chapter 15.1): what earlier work requests put
+//! FLUSH (IBA A19.4.1; specification, FLUSH): what earlier work requests put
 //! into memory of the peer is where everybody there finds it.
 
 use std::sync::atomic::Ordering;

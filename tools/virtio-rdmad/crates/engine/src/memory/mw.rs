@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory windows (IBA 10.6.7; specification, chapter 14.2).
+//! Memory windows (IBA 10.6.7; specification, Memory windows).
 //!
 //! A window is a key for a part of a region, with access rights of its own, which
 //! work requests give it and take from it. One that is bound is in the table of keys

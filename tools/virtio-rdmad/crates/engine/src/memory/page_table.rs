@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Page tables of memory regions, flat or with levels (specification, chapter 5.2).
+//! Page tables of memory regions, flat or with levels (specification, Memory regions: Page tables).
 
 use memory::GuestMemory;
 use zerocopy::IntoBytes;

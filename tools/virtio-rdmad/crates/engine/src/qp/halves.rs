@@ -445,7 +445,7 @@ impl<D> Responder<D> {
     }
 
     /// Returns whether the QP in place `slot` of its device, of type `kind` and at the address `from`, is this one's
-    /// peer, and names it by GID `to` (specification, chapter 8).
+    /// peer, and names it by GID `to` (specification, Queue pairs: Connections).
     pub fn is_connected_to(&self, kind: QpType, from: &Address, slot: Slot, to: &Gid) -> bool {
         self.config.is_some_and(|config| config.wq.kind == kind.responder())
             && self.attr.dest_qp_num == slot.number()

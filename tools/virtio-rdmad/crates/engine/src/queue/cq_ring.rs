@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Completion rings in guest memory (specification, chapter 13).
+//! Completion rings in guest memory (specification, Completion queues).
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(ring.take_event(&SystemClock), Due::No, "nothing was placed");
     }
 
-    /// Specification, 13.5.1: the first CQE that counts is the one that made the event due.
+    /// Specification, Moderation of CQs: the first CQE that counts is the one that made the event due.
     #[test]
     fn moderation_counts_from_the_cqe_that_made_the_event_due() {
         let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Shared receive queues (IBA 10.2.9; specification, 13.6).
+//! Shared receive queues (IBA 10.2.9; specification, Shared receive queues).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

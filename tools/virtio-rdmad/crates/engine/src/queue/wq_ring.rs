@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Send, receive and shared receive rings in guest memory (specification, chapter 13).
+//! Send, receive and shared receive rings in guest memory (specification, Rings).
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;

@@ -204,7 +204,7 @@ fn taken_over() -> (Pair, Guest, End) {
 }
 
 /// A guest that takes over an address does not receive what a peer sends over a connection that was made
-/// with the earlier guest (specification, chapter 8).
+/// with the earlier guest (specification, Queue pairs: Connections and device instances).
 #[test]
 pub fn an_address_that_moves_takes_no_requests_along() {
     let (mut pair, mut c, end) = taken_over();

@@ -89,7 +89,7 @@ fn configuration_space_names_the_limits() {
     assert_eq!(guest.device.queue_max_size(18), 0);
 }
 
-/// Specification, chapter 2: two descriptors for a notification of each CQ, and for another command.
+/// Specification, Virtqueues for work: two descriptors for a notification of each CQ, and for another command.
 #[test]
 fn the_control_queue_has_room_for_every_notification() {
     for max_cq in [1, 127, 128, 240] {

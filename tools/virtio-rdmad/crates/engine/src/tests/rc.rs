@@ -625,8 +625,8 @@ fn settle_and_use_again(pair: &mut Pair) -> usize {
     }
 }
 
-/// Specification, chapter 6.3: memory that a work request names is the guest's again with its CQE, and with that of a
-/// work request that is flushed while it is under way.
+/// Specification, Ownership of memory: memory that a work request names is the guest's again with its CQE, and with
+/// that of a work request that is flushed while it is under way.
 #[test]
 pub fn memory_is_the_owners_again_with_its_flush() {
     for turns in 0..40 {

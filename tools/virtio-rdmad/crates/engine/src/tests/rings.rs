@@ -368,7 +368,7 @@ fn a_ring_that_sleeps_wants_a_doorbell() {
 /// The address of doorbells.
 const BELLS: u64 = 24 << 20;
 
-/// Specification, 13.1: a buffer holds up to 512 doorbells.
+/// Specification, Rings: Virtqueues: a buffer holds up to 512 doorbells.
 #[test]
 fn a_buffer_holds_many_doorbells() {
     with_rings(|| {
@@ -394,7 +394,7 @@ fn a_buffer_holds_many_doorbells() {
     });
 }
 
-/// Specification, 13.3: the device ignores the part of a buffer that is too long, and a doorbell that is
+/// Specification, Rings: Doorbells: the device ignores the part of a buffer that is too long, and a doorbell that is
 /// not complete. It handles the other doorbells.
 #[test]
 fn a_buffer_that_holds_no_doorbells_is_counted() {

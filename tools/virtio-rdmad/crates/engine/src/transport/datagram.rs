@@ -259,7 +259,7 @@ pub(super) fn packet_len(wqe: &SendWqe) -> u16 {
 }
 
 /// Returns the bytes in front of a received datagram: an IPv6 header, or 20 bytes of zeros and an IPv4 header
-/// (specification, chapter 10).
+/// (specification, Datagrams).
 pub(super) fn grh(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
     match (ipv4(sgid), ipv4(&av.dgid)) {
         (Some(source), Some(target)) => ipv4_header(av, source, target, len),

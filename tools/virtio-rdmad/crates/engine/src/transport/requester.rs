@@ -67,7 +67,7 @@ pub(crate) fn visit(hca: &Arc<Hca>, slot: Slot, round: &mut Round) -> Visit {
     visit
 }
 
-/// Visits the send queue of a QP before a command ends it (chapter 8 of the specification), and
+/// Visits the send queue of a QP before a command ends it (specification, Queue pairs: States), and
 /// returns what that has cost, in nanoseconds. Programs that post without waiting for completions, and
 /// are done, take what they posted for sent: other devices have sent it by the time a command reaches
 /// them.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Extended reliable connections (IBA, annex A14; specification, 13.7).
+//! Extended reliable connections (IBA, annex A14; specification, Extended reliable connections).
 //!
 //! An XRC target has no queues. It receives from whichever SRQ of its domain a
 //! message names, and while the message is under way it has what that SRQ has: its

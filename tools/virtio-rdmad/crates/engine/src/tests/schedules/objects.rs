@@ -85,7 +85,7 @@ impl Objects {
     }
 
     /// Makes QPs that nothing uses, so that none of a guest that takes over an address has the number of one
-    /// of the earlier guest: packets that are late would be for it (specification, chapter 8).
+    /// of the earlier guest: packets that are late would be for it (specification, Queue pairs).
     fn skip_numbers(&mut self, hosts: &mut Hosts, guest: usize, count: usize) {
         let Common { pdn, shared } = self.common[guest];
         let guest = &mut hosts.guests[guest];

@@ -75,7 +75,7 @@ pub(super) fn check_receives(state: QpState) -> Result<(), Counter> {
 }
 
 /// Checks that a packet is one that a responder of this type takes. A connection with a guest of this network
-/// takes none, whoever has the address of that guest now (specification, chapter 8).
+/// takes none, whoever has the address of that guest now (specification, Queue pairs).
 pub(super) fn check_responder(
     responder: &Responder,
     state: QpState,
