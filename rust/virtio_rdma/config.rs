@@ -37,10 +37,20 @@ pub(crate) const FEATURES: &[c_uint] = &[
     bindings::VIRTIO_RDMA_F_CQ_MODERATION,
     bindings::VIRTIO_RDMA_F_PAGE_SIZES,
     bindings::VIRTIO_RDMA_F_RESET_TO_RTR,
+    bindings::VIRTIO_RDMA_F_VIRTQUEUES,
+    bindings::VIRTIO_RDMA_F_ATOMICS,
+    bindings::VIRTIO_RDMA_F_UC,
+    bindings::VIRTIO_RDMA_F_SRQ_RESIZE,
+    bindings::VIRTIO_RDMA_F_CQ_RESIZE,
+    bindings::VIRTIO_RDMA_F_ATOMICS_GLOBAL,
 ];
 
 /// Feature bits, each with those that it requires. What they require in turn comes before them.
 const REQUIREMENTS: &[(c_uint, u64)] = &[
+    (
+        bindings::VIRTIO_RDMA_F_EVENTS,
+        bindings::VIRTIO_RDMA_REQUIRES_EVENTS as u64,
+    ),
     (
         bindings::VIRTIO_RDMA_F_SRQ,
         bindings::VIRTIO_RDMA_REQUIRES_SRQ as u64,
@@ -64,6 +74,18 @@ const REQUIREMENTS: &[(c_uint, u64)] = &[
     (
         bindings::VIRTIO_RDMA_F_CQ_MODERATION,
         bindings::VIRTIO_RDMA_REQUIRES_CQ_MODERATION as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_SRQ_RESIZE,
+        bindings::VIRTIO_RDMA_REQUIRES_SRQ_RESIZE as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_CQ_RESIZE,
+        bindings::VIRTIO_RDMA_REQUIRES_CQ_RESIZE as u64,
+    ),
+    (
+        bindings::VIRTIO_RDMA_F_ATOMICS_GLOBAL,
+        bindings::VIRTIO_RDMA_REQUIRES_ATOMICS_GLOBAL as u64,
     ),
 ];
 
@@ -135,6 +157,29 @@ pub(crate) enum Role {
     Doorbells,
     /// Asynchronous events.
     Events,
+}
+
+/// What atomic operations are atomic against.
+#[derive(Clone, Copy)]
+pub(crate) enum Atomics {
+    /// There are no atomic operations.
+    None,
+    /// Those of other QPs of the device.
+    Device,
+    /// The processors of the guest as well.
+    Global,
+}
+
+impl Atomics {
+    fn of(dev: &virtio::Device<device::Core<'_>>) -> Self {
+        if dev.has_feature(bindings::VIRTIO_RDMA_F_ATOMICS_GLOBAL) {
+            Self::Global
+        } else if dev.has_feature(bindings::VIRTIO_RDMA_F_ATOMICS) {
+            Self::Device
+        } else {
+            Self::None
+        }
+    }
 }
 
 /// The limits of multicast groups and of the QPs that attach to them.
@@ -216,8 +261,10 @@ pub(crate) struct Config {
     pub(crate) max_res_rd_atom: u32,
     /// READs and atomics that a QP has under way.
     pub(crate) max_qp_init_rd_atom: u32,
-    /// `enum ib_atomic_cap`.
-    pub(crate) atomic_cap: u8,
+    /// What atomic operations are atomic against.
+    pub(crate) atomics: Atomics,
+    /// Whether there are unreliable connections.
+    pub(crate) uc: bool,
     /// The multicast groups that UD QPs attach to; `None` if the device has none.
     pub(crate) mcast: Option<McastLimits>,
     /// Entries of the P_Key table.
@@ -232,6 +279,8 @@ pub(crate) struct Config {
     pub(crate) has_counters: bool,
     /// Whether the device knows VLANs.
     pub(crate) vlan: bool,
+    /// Whether CQs can be resized.
+    pub(crate) cq_resize: bool,
     /// Whether completion events can be held back.
     pub(crate) cq_moderation: bool,
     /// Whether a QP goes from RESET to RTR by one command.
@@ -263,7 +312,6 @@ impl Config {
         let mws = dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
         let page_levels = dev.has_feature(bindings::VIRTIO_RDMA_F_PAGE_LEVELS);
         let page_size_cap = field!(dev, page_size_cap: u64);
-        let caps = field!(dev, device_cap_flags: u64);
         // Reads the limit for the data path that driver and device have agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
@@ -306,7 +354,7 @@ impl Config {
             max_srq: if srqs { field!(dev, max_srq: u32) } else { 0 },
             max_srq_wr: field!(dev, max_srq_wr: u32),
             max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
-            srq_resize: srqs && caps & u64::from(bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE) != 0,
+            srq_resize: dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ_RESIZE),
             xrc: dev.has_feature(bindings::VIRTIO_RDMA_F_XRC),
             max_mr: field!(dev, max_mr: u32),
             fast_reg: dev
@@ -324,7 +372,8 @@ impl Config {
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),
             max_qp_init_rd_atom: field!(dev, max_qp_init_rd_atom: u32),
-            atomic_cap: field!(dev, atomic_cap: u8),
+            atomics: Atomics::of(dev),
+            uc: dev.has_feature(bindings::VIRTIO_RDMA_F_UC),
             mcast: dev
                 .has_feature(bindings::VIRTIO_RDMA_F_MCAST)
                 .then(|| McastLimits {
@@ -340,6 +389,7 @@ impl Config {
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
             has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
             vlan: dev.has_feature(bindings::VIRTIO_RDMA_F_VLAN),
+            cq_resize: dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_RESIZE),
             cq_moderation: dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
             reset_to_rtr: dev.has_feature(bindings::VIRTIO_RDMA_F_RESET_TO_RTR),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
@@ -527,6 +577,9 @@ mod tests {
         let dependents = REQUIREMENTS
             .iter()
             .fold(0, |bits, (bit, _)| bits | 1 << bit);
+        // All but these require RINGS, or what requires it.
+        let others = 1 << VIRTIO_RDMA_F_ATOMICS_GLOBAL | 1 << VIRTIO_RDMA_F_EVENTS;
+        let dependents = dependents & !others;
         let rings = 1 << VIRTIO_RDMA_F_RINGS;
         assert_eq!(closed(all & !rings), all & !rings & !dependents);
     }

@@ -432,7 +432,7 @@ impl ib::CompletionQueue<Hca> for Cq {
 
     fn resize(&self, dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result {
         let _resizing = self.resizing.lock();
-        if !matches!(self.state.lock().queue, Queue::Program) {
+        if !self.hca.config().cq_resize || !matches!(self.state.lock().queue, Queue::Program) {
             return Err(crate::errno::unsupported());
         }
         if cqe > self.hca.max_cqe() {

@@ -7,7 +7,10 @@
 use crate::{
     ah::Ah,
     bindings,
-    config::Config,
+    config::{
+        Atomics,
+        Config, //
+    },
     cq::Cq,
     hca::Hca,
     ib,
@@ -36,7 +39,7 @@ const CAP_FLAGS: u64 = (bindings::ib_device_cap_flags_IB_DEVICE_BAD_PKEY_CNTR
     | bindings::ib_device_cap_flags_IB_DEVICE_SYS_IMAGE_GUID
     | bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN) as u64;
 
-/// The capability that goes with SRQs which can be resized.
+/// The capability that goes with VIRTIO_RDMA_F_SRQ_RESIZE.
 const SRQ_CAP_FLAGS: u64 = bindings::ib_device_cap_flags_IB_DEVICE_SRQ_RESIZE as u64;
 
 /// The capability that goes with VIRTIO_RDMA_F_XRC.
@@ -62,7 +65,7 @@ const MCAST_CAP_FLAGS: u64 = 1 << 22;
 fn capabilities(config: &Config) -> u64 {
     [
         (config.fast_reg.is_some(), FAST_REG_CAP_FLAGS),
-        (config.max_srq != 0 && config.srq_resize, SRQ_CAP_FLAGS),
+        (config.srq_resize, SRQ_CAP_FLAGS),
         (config.xrc, XRC_CAP_FLAGS),
         (config.max_mw != 0, MW_CAP_FLAGS),
         (config.flush, FLUSH_CAP_FLAGS),
@@ -146,7 +149,11 @@ impl ib::Driver for Hca {
         attr.max_qp_rd_atom = limit(config.max_qp_rd_atom);
         attr.max_res_rd_atom = limit(config.max_res_rd_atom);
         attr.max_qp_init_rd_atom = limit(config.max_qp_init_rd_atom);
-        attr.atomic_cap = u32::from(config.atomic_cap).min(bindings::ib_atomic_cap_IB_ATOMIC_GLOB);
+        attr.atomic_cap = match config.atomics {
+            Atomics::None => bindings::ib_atomic_cap_IB_ATOMIC_NONE,
+            Atomics::Device => bindings::ib_atomic_cap_IB_ATOMIC_HCA,
+            Atomics::Global => bindings::ib_atomic_cap_IB_ATOMIC_GLOB,
+        };
         if let Some(mcast) = &config.mcast {
             attr.max_mcast_grp = limit(mcast.max_grp);
             attr.max_mcast_qp_attach = limit(mcast.max_qp_attach);

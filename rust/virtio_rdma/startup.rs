@@ -34,7 +34,7 @@ pub(crate) type Core<'a> = virtio::Device<device::Core<'a>>;
 ///
 /// # Errors
 ///
-/// `ENODEV` for a device that is older than VIRTIO 1.0.
+/// `ENODEV` for a device that is older than VIRTIO 1.0, or has no data path that the driver can use.
 pub(crate) fn validate(dev: &Core<'_>) -> Result {
     if !dev.has_feature(bindings::VIRTIO_F_VERSION_1) {
         dev_err!(dev.as_ref(), "the device lacks VIRTIO_F_VERSION_1\n");
@@ -50,7 +50,26 @@ pub(crate) fn validate(dev: &Core<'_>) -> Result {
     // An armed CQ must signal the next completion even if earlier ones were not polled, and the
     // event index would suppress that.
     dev.clear_feature(bindings::VIRTIO_RING_F_EVENT_IDX);
+    choose_path(dev)?;
     config::decline_dependents(dev);
+    Ok(())
+}
+
+/// Declines one of the two data paths, if the device offers both.
+///
+/// # Errors
+///
+/// `ENODEV` if there is no data path.
+fn choose_path(dev: &Core<'_>) -> Result {
+    if dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS) {
+        dev.clear_feature(bindings::VIRTIO_RDMA_F_VIRTQUEUES);
+    } else if !dev.has_feature(bindings::VIRTIO_RDMA_F_VIRTQUEUES) {
+        dev_err!(
+            dev.as_ref(),
+            "the device has neither rings that this driver can use nor virtqueues for work\n"
+        );
+        return Err(ENODEV);
+    }
     Ok(())
 }
 

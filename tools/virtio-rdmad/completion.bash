@@ -21,7 +21,7 @@ _virtio_rdmad() {
 		# The last KEY=VALUE of the list; what stands before it stays.
 		local before='' last=$cur keys
 		[[ $cur != *,* ]] || { before="${cur%,*}," last=${cur##*,}; }
-		keys="name= vfio-user= vhost-user= mac= network= nic= owner= mode= rings=on rings=off vectors= max-qp= max-cq= $policy"
+		keys="name= vfio-user= vhost-user= mac= network= nic= owner= mode= rings=on rings=off virtqueues=on virtqueues=off vectors= max-qp= max-cq= $policy"
 		case $last in
 		vfio-user=* | vhost-user=* | nic=*)
 			mapfile -t COMPREPLY < <(compgen -P "$before${last%%=*}=" -f -- "${last#*=}")

@@ -38,8 +38,8 @@
 /* ---- Feature bits ------------------------------------------------------ */
 
 /*
- * The event virtqueue exists; with VIRTIO_RDMA_F_RINGS it exists without this
- * bit, too.
+ * With VIRTIO_RDMA_F_VIRTQUEUES, the event virtqueue exists. With
+ * VIRTIO_RDMA_F_RINGS it exists without this bit.
  */
 #define VIRTIO_RDMA_F_EVENTS		0
 /* config.mac names the paired network interface. */
@@ -83,18 +83,37 @@
 #define VIRTIO_RDMA_F_PAGE_SIZES	15
 /* MODIFY_QP leads from RESET to RTR at once. */
 #define VIRTIO_RDMA_F_RESET_TO_RTR	16
+/*
+ * Work and completion queues are virtqueues. Of this bit and VIRTIO_RDMA_F_RINGS,
+ * a driver accepts one.
+ */
+#define VIRTIO_RDMA_F_VIRTQUEUES	17
+/* Atomic operations, atomic against other QPs of the device. */
+#define VIRTIO_RDMA_F_ATOMICS		18
+/* QPs of unreliable connections. */
+#define VIRTIO_RDMA_F_UC		19
+/* RESIZE_SRQ */
+#define VIRTIO_RDMA_F_SRQ_RESIZE	20
+/* RESIZE_CQ */
+#define VIRTIO_RDMA_F_CQ_RESIZE		21
+/* Atomic operations are atomic against the CPUs of the guest as well. */
+#define VIRTIO_RDMA_F_ATOMICS_GLOBAL	22
 
 /*
  * A feature bit is neither offered nor accepted without the bits that it
  * requires: VIRTIO_RDMA_F_X requires those in VIRTIO_RDMA_REQUIRES_X. Bits that
  * are required come before those that require them.
  */
+#define VIRTIO_RDMA_REQUIRES_EVENTS		(1ULL << VIRTIO_RDMA_F_VIRTQUEUES)
 #define VIRTIO_RDMA_REQUIRES_SRQ		(1ULL << VIRTIO_RDMA_F_RINGS)
 #define VIRTIO_RDMA_REQUIRES_MW			(1ULL << VIRTIO_RDMA_F_RINGS)
 #define VIRTIO_RDMA_REQUIRES_FLUSH		(1ULL << VIRTIO_RDMA_F_RINGS)
 #define VIRTIO_RDMA_REQUIRES_ATOMIC_WRITE	(1ULL << VIRTIO_RDMA_F_RINGS)
 #define VIRTIO_RDMA_REQUIRES_XRC		(1ULL << VIRTIO_RDMA_F_SRQ)
 #define VIRTIO_RDMA_REQUIRES_CQ_MODERATION	(1ULL << VIRTIO_RDMA_F_RINGS)
+#define VIRTIO_RDMA_REQUIRES_SRQ_RESIZE		(1ULL << VIRTIO_RDMA_F_SRQ)
+#define VIRTIO_RDMA_REQUIRES_CQ_RESIZE		(1ULL << VIRTIO_RDMA_F_RINGS)
+#define VIRTIO_RDMA_REQUIRES_ATOMICS_GLOBAL	(1ULL << VIRTIO_RDMA_F_ATOMICS)
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -102,33 +121,6 @@
 #define VIRTIO_RDMA_MAGIC	0x616d6472
 /* virtio_rdma_config.revision: that of this header */
 #define VIRTIO_RDMA_REVISION	1
-
-/* What the device can do: virtio_rdma_config.device_cap_flags */
-#define VIRTIO_RDMA_CAP_BAD_PKEY_CNTR		(1ULL << 1)
-#define VIRTIO_RDMA_CAP_BAD_QKEY_CNTR		(1ULL << 2)
-#define VIRTIO_RDMA_CAP_CHANGE_PHY_PORT		(1ULL << 5)
-#define VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE	(1ULL << 6)
-#define VIRTIO_RDMA_CAP_SYS_IMAGE_GUID		(1ULL << 11)
-#define VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN		(1ULL << 12)
-#define VIRTIO_RDMA_CAP_SRQ_RESIZE		(1ULL << 13)
-#define VIRTIO_RDMA_CAP_MEM_WINDOW		(1ULL << 17)
-#define VIRTIO_RDMA_CAP_XRC			(1ULL << 20)
-#define VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS	(1ULL << 21)
-#define VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK	(1ULL << 22)
-#define VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B	(1ULL << 24)
-#define VIRTIO_RDMA_CAP_SG_GAPS_REG		(1ULL << 32)
-#define VIRTIO_RDMA_CAP_FLUSH_GLOBAL		(1ULL << 38)
-#define VIRTIO_RDMA_CAP_FLUSH_PERSISTENT	(1ULL << 39)
-#define VIRTIO_RDMA_CAP_ATOMIC_WRITE		(1ULL << 40)
-
-/* Against what atomic operations are atomic: virtio_rdma_config.atomic_cap */
-enum virtio_rdma_atomic_cap {
-	VIRTIO_RDMA_ATOMIC_NONE		= 0,
-	/* against other QPs of this device */
-	VIRTIO_RDMA_ATOMIC_HCA		= 1,
-	/* against the CPUs of the guest as well */
-	VIRTIO_RDMA_ATOMIC_GLOB		= 2,
-};
 
 /**
  * struct virtio_rdma_config - the configuration space, read-only
@@ -145,7 +137,6 @@ enum virtio_rdma_atomic_cap {
  *	VIRTIO_RDMA_F_PAGE_SIZES of other MRs, bit n for 2^n bytes; bit 12 is set
  * @max_qp: number of QPs; M in the numbering of virtqueues
  * @max_qp_wr: most outstanding work requests of one send or receive queue
- * @device_cap_flags: VIRTIO_RDMA_CAP_*
  * @max_send_sge: most SGEs of a send work request
  * @max_recv_sge: most SGEs of a receive work request
  * @max_sge_rd: most SGEs of an RDMA READ work request
@@ -157,7 +148,6 @@ enum virtio_rdma_atomic_cap {
  * @max_res_rd_atom: most READs and atomics the device serves in all, for
  *	information
  * @max_qp_init_rd_atom: most READs and atomics a QP has under way
- * @atomic_cap: enum virtio_rdma_atomic_cap
  * @max_mw: number of memory windows (VIRTIO_RDMA_F_MW)
  * @max_mcast_grp: number of multicast groups
  * @max_mcast_qp_attach: most QPs of one multicast group
@@ -165,7 +155,6 @@ enum virtio_rdma_atomic_cap {
  * @max_ah: of no account: the device knows no address handles
  * @max_fast_reg_page_list_len: most pages of a fast registration, whatever their
  *	size
- * @max_pi_fast_reg_page_list_len: 0, without a meaning
  * @max_pkeys: entries of the P_Key table, 1
  * @local_ca_ack_delay: IBA's Local CA ACK Delay, 4.096 us * 2^n
  * @features: the device-specific feature bits 0..63 that the device has, for
@@ -199,7 +188,7 @@ struct virtio_rdma_config {
 	__le64 page_size_cap;
 	__le32 max_qp;
 	__le32 max_qp_wr;
-	__le64 device_cap_flags;
+	__le64 reserved_38;
 	__le32 max_send_sge;
 	__le32 max_recv_sge;
 	__le32 max_sge_rd;
@@ -210,15 +199,14 @@ struct virtio_rdma_config {
 	__le32 max_qp_rd_atom;
 	__le32 max_res_rd_atom;
 	__le32 max_qp_init_rd_atom;
-	__u8   atomic_cap;
-	__u8   reserved_69[3];
+	__le32 reserved_68;
 	__le32 max_mw;
 	__le32 max_mcast_grp;
 	__le32 max_mcast_qp_attach;
 	__le32 max_total_mcast_qp_attach;
 	__le32 max_ah;
 	__le32 max_fast_reg_page_list_len;
-	__le32 max_pi_fast_reg_page_list_len;
+	__le32 reserved_84;
 	__le16 max_pkeys;
 	__u8   local_ca_ack_delay;
 	__u8   reserved_8b[5];
@@ -268,14 +256,16 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ	= 18,
 	/* with VIRTIO_RDMA_F_RINGS, in place of 2, 11 and 18 */
 	VIRTIO_RDMA_CMD_CREATE_RING_CQ	= 32,
+	/* with VIRTIO_RDMA_F_CQ_RESIZE */
 	VIRTIO_RDMA_CMD_RESIZE_CQ	= 33,
+	/* with VIRTIO_RDMA_F_RINGS */
 	VIRTIO_RDMA_CMD_CREATE_RING_QP	= 34,
 	/* with VIRTIO_RDMA_F_SRQ */
 	VIRTIO_RDMA_CMD_CREATE_SRQ	= 35,
 	VIRTIO_RDMA_CMD_MODIFY_SRQ	= 36,
 	VIRTIO_RDMA_CMD_QUERY_SRQ	= 37,
 	VIRTIO_RDMA_CMD_DESTROY_SRQ	= 38,
-	/* with VIRTIO_RDMA_CAP_SRQ_RESIZE, too */
+	/* with VIRTIO_RDMA_F_SRQ_RESIZE */
 	VIRTIO_RDMA_CMD_RESIZE_SRQ	= 39,
 	/* with VIRTIO_RDMA_F_REREG_MR */
 	VIRTIO_RDMA_CMD_REREG_MR	= 40,

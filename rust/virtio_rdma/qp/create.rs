@@ -85,7 +85,8 @@ fn create_request(
     attr: &ib::QpInitAttr<'_, Hca>,
 ) -> Result<(bindings::virtio_rdma_cmd_create_qp, bindings::ib_qp_cap)> {
     let known = match attr.qp_type {
-        QpType::Gsi | QpType::Rc | QpType::Uc | QpType::Ud => true,
+        QpType::Gsi | QpType::Rc | QpType::Ud => true,
+        QpType::Uc => hca.config().uc,
         // The kernel's work requests have no member for the SRQ of the peer.
         QpType::XrcIni => hca.config().xrc && attr.udata.is_some(),
         // An XRC target has no queues, and `new_xrc_target` creates it.

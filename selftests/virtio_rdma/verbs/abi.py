@@ -50,30 +50,24 @@ F_VLAN = 13
 F_CQ_MODERATION = 14
 F_PAGE_SIZES = 15
 F_RESET_TO_RTR = 16
+F_VIRTQUEUES = 17
+F_ATOMICS = 18
+F_UC = 19
+F_SRQ_RESIZE = 20
+F_CQ_RESIZE = 21
+F_ATOMICS_GLOBAL = 22
+REQUIRES_EVENTS = 1 << F_VIRTQUEUES
 REQUIRES_SRQ = 1 << F_RINGS
 REQUIRES_MW = 1 << F_RINGS
 REQUIRES_FLUSH = 1 << F_RINGS
 REQUIRES_ATOMIC_WRITE = 1 << F_RINGS
 REQUIRES_XRC = 1 << F_SRQ
 REQUIRES_CQ_MODERATION = 1 << F_RINGS
+REQUIRES_SRQ_RESIZE = 1 << F_SRQ
+REQUIRES_CQ_RESIZE = 1 << F_RINGS
+REQUIRES_ATOMICS_GLOBAL = 1 << F_ATOMICS
 MAGIC = 0x616d6472
 REVISION = 1
-CAP_BAD_PKEY_CNTR = 0x2
-CAP_BAD_QKEY_CNTR = 0x4
-CAP_CHANGE_PHY_PORT = 0x20
-CAP_UD_AV_PORT_ENFORCE = 0x40
-CAP_SYS_IMAGE_GUID = 0x800
-CAP_RC_RNR_NAK_GEN = 0x1000
-CAP_SRQ_RESIZE = 0x2000
-CAP_MEM_WINDOW = 0x20000
-CAP_XRC = 0x100000
-CAP_MEM_MGT_EXTENSIONS = 0x200000
-CAP_BLOCK_MCAST_LOOPBACK = 0x400000
-CAP_MEM_WINDOW_TYPE_2B = 0x1000000
-CAP_SG_GAPS_REG = 0x100000000
-CAP_FLUSH_GLOBAL = 0x4000000000
-CAP_FLUSH_PERSISTENT = 0x8000000000
-CAP_ATOMIC_WRITE = 0x10000000000
 PORT_CM_SUP = 0x10000
 ACCESS_LOCAL_WRITE = 0x1
 ACCESS_REMOTE_WRITE = 0x2
@@ -130,11 +124,6 @@ WC_IP_CSUM_OK = 0x8
 WC_WITH_VLAN = 0x20
 FLUSH_GLOBAL = 0x1
 FLUSH_PERSISTENT = 0x2
-
-# enum virtio_rdma_atomic_cap
-ATOMIC_NONE = 0
-ATOMIC_HCA = 1
-ATOMIC_GLOB = 2
 
 # enum virtio_rdma_cmd
 CMD_QUERY_PORT = 1
@@ -295,11 +284,11 @@ DOORBELL_RQ = 1
 DOORBELL_SRQ = 2
 
 Config = struct(phys_port_cnt=u32, magic=u32, sys_image_guid=u64, vendor_id=u32, vendor_part_id=u32, hw_ver=u32,
-                revision=u32, max_mr_size=u64, page_size_cap=u64, max_qp=u32, max_qp_wr=u32, device_cap_flags=u64,
+                revision=u32, max_mr_size=u64, page_size_cap=u64, max_qp=u32, max_qp_wr=u32, reserved_38=u64,
                 max_send_sge=u32, max_recv_sge=u32, max_sge_rd=u32, max_cq=u32, max_cqe=u32, max_mr=u32, max_pd=u32,
-                max_qp_rd_atom=u32, max_res_rd_atom=u32, max_qp_init_rd_atom=u32, atomic_cap=u8, reserved_69=u8 * 3,
-                max_mw=u32, max_mcast_grp=u32, max_mcast_qp_attach=u32, max_total_mcast_qp_attach=u32, max_ah=u32,
-                max_fast_reg_page_list_len=u32, max_pi_fast_reg_page_list_len=u32, max_pkeys=u16, local_ca_ack_delay=u8,
+                max_qp_rd_atom=u32, max_res_rd_atom=u32, max_qp_init_rd_atom=u32, reserved_68=u32, max_mw=u32,
+                max_mcast_grp=u32, max_mcast_qp_attach=u32, max_total_mcast_qp_attach=u32, max_ah=u32,
+                max_fast_reg_page_list_len=u32, reserved_84=u32, max_pkeys=u16, local_ca_ack_delay=u8,
                 reserved_8b=u8 * 5, features=u64, mac=u8 * 6, reserved_9e=u8 * 2, num_comp_vectors=u32, ring_max_qp=u32,
                 ring_max_cq=u32, ring_max_qp_wr=u32, ring_max_cqe=u32, ring_max_inline_data=u32, max_srq=u32,
                 max_srq_wr=u32, max_srq_sge=u32, reserved_c4=u32, fw_ver=u64, reserved_d0=u8 * 48)

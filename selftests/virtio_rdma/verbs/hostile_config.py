@@ -104,30 +104,23 @@ def config_of_huge_mrs(_rng):
     recovers()
 
 
-def capabilities():
-    """Returns the capabilities that the driver tells, but for the only one that it has from the configuration."""
-    return device().context.query_device_ex().device_cap_flags_ex & ~abi.CAP_SRQ_RESIZE
+def attributes():
+    """Returns what the driver tells of the device."""
+    attr = device().context.query_device_ex()
+    return attr.device_cap_flags_ex, attr.orig_attr.atomic_caps, attr.orig_attr.max_qp, attr.orig_attr.max_srq
 
 
-def with_capabilities(flags):
-    """Fails the test unless the driver tells the same capabilities whatever the configuration says of them: they are
-    those of the features."""
-    before = capabilities()
-    spoilt(patch(CONFIG.device_cap_flags, flags))
+def config_with_reserved_words(_rng):
+    """The driver tells the same whatever reserved words hold: capabilities are those of the features."""
+    before = attributes()
+    spoilt(patch(CONFIG.reserved_38, 2**64 - 1), patch(CONFIG.reserved_68, MAX), patch(CONFIG.reserved_84, MAX),
+           patch(CONFIG.reserved_c4, MAX))
     bind()
-    ktap.equal(capabilities(), before, "capabilities")
+    ktap.equal(attributes(), before, "attributes")
     data_flows()
     recovers()
 
 
-def config_without_capabilities(_rng):
-    with_capabilities(0)
-
-
-def config_with_all_capabilities(_rng):
-    with_capabilities(2**64 - 1)
-
-
 TESTS = [config_of_ones, config_of_zeros, config_of_another_revision, config_without_objects,
          config_with_queues_that_do_not_exist, config_with_huge_queues, config_of_huge_mrs,
-         config_without_capabilities, config_with_all_capabilities]
+         config_with_reserved_words]

@@ -11,6 +11,8 @@ import re
 from virtio_rdma.common import TOP
 
 HEADER = os.path.join(TOP, "include/uapi/linux/virtio_rdma.h")
+# The two data paths, of which a driver accepts one.
+RINGS, VIRTQUEUES = "VIRTIO_RDMA_F_RINGS", "VIRTIO_RDMA_F_VIRTQUEUES"
 # What "ibv_devinfo -v" calls capabilities, by the bits of device_cap_flags_ex where it has no name for them.
 CAPABILITIES = ("SRQ_RESIZE", "MEM_WINDOW", "XRC", "MEM_MGT_EXTENSIONS", "MEM_WINDOW_TYPE_2B")
 # IB_DEVICE_FLUSH_GLOBAL and IB_DEVICE_ATOMIC_WRITE of the kernel's ib_verbs.h.
@@ -30,8 +32,10 @@ def missing(guest):
     flags = values.get("device_cap_flags_ex", 0)
     agreed = accepted(guest)
     counters = guest.check(f"ls /sys/class/infiniband/{device}/ports/1/counters || true").split()
+    path = VIRTQUEUES if RINGS in agreed else RINGS
+    other = {path} | dependents(path)
     return [
-        *(f"feature bit {name}" for name, _ in bits() if name not in agreed),
+        *(f"feature bit {name}" for name, _ in bits() if name not in agreed | other),
         *(name for name in CAPABILITIES if not re.search(rf"^\s+{name}$", text, re.MULTILINE)),
         *(name for name, flag in FLAGS.items() if not flags & flag),
         *(f"{name} {values.get(name)}, not {least}" for name, least in LIMITS.items() if values.get(name, 0) < least),

@@ -12,7 +12,7 @@ use abi::{
     VIRTIO_RDMA_CMD_ADD_GID, VIRTIO_RDMA_F_RINGS,
 };
 use engine::{
-    Device, DeviceConfig, DevicePolicy, Fabric, Gid, Limits, LoadError, Next, Signal, Wake,
+    Device, DeviceConfig, DevicePolicy, Fabric, Gid, Limits, LoadError, Next, Paths, Signal, Wake,
 };
 use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
@@ -180,7 +180,7 @@ pub fn config(number: u8) -> DeviceConfig {
         mac: Some([2, 0, 0, 0, 0, number]),
         limits,
         policy: DevicePolicy::default(),
-        rings: true,
+        paths: Paths::ALL,
         wake: Arc::new(Nobody),
     }
 }
@@ -218,7 +218,7 @@ impl Guest {
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
         self.qp_rings.clear();
         self.cq_rings.clear();
-        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
+        let without = 1 << if self.rings { VIRTIO_RDMA_F_VIRTQUEUES } else { VIRTIO_RDMA_F_RINGS };
         self.device.set_driver_features(self.device.features() & !without);
         self.memory.write_bytes(0, &vec![0; usize::from(count) * 0x400]);
         self.queues = (0..count).map(|index| Queue::new(index, self.step(index))).collect();

@@ -36,7 +36,10 @@ mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
+mod features;
+
 pub use bindings::*;
+pub use features::{closed, is_agreement};
 
 /// `wr.rdma` of a send work request: READ and WRITE.
 pub type WrRdma = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1;

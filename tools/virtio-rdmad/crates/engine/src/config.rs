@@ -5,23 +5,21 @@
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_ATOMIC_WRITE,
-    VIRTIO_RDMA_CAP_BAD_PKEY_CNTR, VIRTIO_RDMA_CAP_BAD_QKEY_CNTR,
-    VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK, VIRTIO_RDMA_CAP_FLUSH_GLOBAL,
-    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_MEM_WINDOW,
-    VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SRQ_RESIZE,
-    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_CAP_XRC, VIRTIO_RDMA_F_ATOMIC_WRITE,
-    VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_CQ_MODERATION, VIRTIO_RDMA_F_EVENTS,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST,
-    VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RESET_TO_RTR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_VLAN,
-    VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_MAGIC, VIRTIO_RDMA_REVISION,
+    virtio_rdma_config, VIRTIO_RDMA_F_ATOMICS, VIRTIO_RDMA_F_ATOMICS_GLOBAL,
+    VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_CQ_MODERATION,
+    VIRTIO_RDMA_F_CQ_RESIZE, VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH,
+    VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_PAGE_LEVELS,
+    VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RESET_TO_RTR,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_SRQ_RESIZE, VIRTIO_RDMA_F_UC,
+    VIRTIO_RDMA_F_VIRTQUEUES, VIRTIO_RDMA_F_VLAN, VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_MAGIC,
+    VIRTIO_RDMA_REVISION,
 };
 use zerocopy::{transmute, FromZeros};
 
 use crate::base::address::guid;
 use crate::base::host::Wake;
 use crate::base::limits::{Limits, MAX_FAST_REG_PAGES, MAX_SGE};
+use crate::base::queues::Paths;
 use crate::base::quota::Quota;
 use crate::base::traffic_class::TrafficClasses;
 use crate::memory::page_list::PAGE_SIZES;
@@ -53,8 +51,8 @@ pub struct DeviceConfig {
     pub limits: Limits,
     /// The policy for the guest, until another one is set.
     pub policy: DevicePolicy,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it the features that need rings.
-    pub rings: bool,
+    /// The data paths that are offered. The features that need one of them go with it.
+    pub paths: Paths,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
 }
@@ -78,9 +76,9 @@ const fn version(text: &str) -> u64 {
 }
 
 /// Returns the device-specific feature bits of a device.
-pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
-    1 << VIRTIO_RDMA_F_EVENTS
-        | 1 << VIRTIO_RDMA_F_FAST_REG
+pub(crate) fn features(mac: Option<[u8; 6]>, paths: Paths) -> u64 {
+    let Paths { rings, virtqueues } = paths;
+    1 << VIRTIO_RDMA_F_FAST_REG
         | 1 << VIRTIO_RDMA_F_REREG_MR
         | 1 << VIRTIO_RDMA_F_PAGE_LEVELS
         | 1 << VIRTIO_RDMA_F_PAGE_SIZES
@@ -88,7 +86,12 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | 1 << VIRTIO_RDMA_F_MCAST
         | 1 << VIRTIO_RDMA_F_COUNTERS
         | 1 << VIRTIO_RDMA_F_VLAN
+        | 1 << VIRTIO_RDMA_F_UC
+        | 1 << VIRTIO_RDMA_F_ATOMICS
+        | 1 << VIRTIO_RDMA_F_ATOMICS_GLOBAL
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
+        | u64::from(virtqueues) << VIRTIO_RDMA_F_VIRTQUEUES
+        | u64::from(virtqueues) << VIRTIO_RDMA_F_EVENTS
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
         | u64::from(rings) << VIRTIO_RDMA_F_SRQ
         | u64::from(rings) << VIRTIO_RDMA_F_XRC
@@ -96,12 +99,14 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | u64::from(rings) << VIRTIO_RDMA_F_FLUSH
         | u64::from(rings) << VIRTIO_RDMA_F_ATOMIC_WRITE
         | u64::from(rings) << VIRTIO_RDMA_F_CQ_MODERATION
+        | u64::from(rings) << VIRTIO_RDMA_F_SRQ_RESIZE
+        | u64::from(rings) << VIRTIO_RDMA_F_CQ_RESIZE
 }
 
 /// Returns the configuration space of a device whose node GUID is made from the MAC address `node`.
 pub(crate) fn config_space(
     limits: &Limits,
-    rings: bool,
+    paths: Paths,
     mac: Option<[u8; 6]>,
     node: [u8; 6],
 ) -> [u8; 256] {
@@ -118,28 +123,16 @@ pub(crate) fn config_space(
     config.fw_ver = VERSION;
     config.max_mr_size = limits.max_mr_size;
     config.page_size_cap = PAGE_SIZES;
-    config.max_qp = limits.max_qp.into();
-    config.max_qp_wr = limits.wq_size.into();
-    config.device_cap_flags = u64::from(
-        VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
-            | VIRTIO_RDMA_CAP_BAD_QKEY_CNTR
-            | VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
-            | VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN
-            | VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS
-            | VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
-    );
     config.max_send_sge = sge;
     config.max_recv_sge = sge;
     config.max_sge_rd = sge;
-    config.max_cq = limits.max_cq.into();
-    config.max_cqe = limits.cq_size.into();
     config.max_mr = limits.max_mr;
     config.max_pd = limits.max_pd;
     config.max_qp_rd_atom = rd_atomic;
-    let qps = if rings { limits.max_qp.max(limits.ring_qp) } else { limits.max_qp };
-    config.max_res_rd_atom = rd_atomic * u32::from(qps);
+    let qps = [(paths.virtqueues, limits.max_qp), (paths.rings, limits.ring_qp)];
+    let qps = qps.iter().filter(|(is_offered, _)| *is_offered).map(|(_, qps)| *qps).max();
+    config.max_res_rd_atom = rd_atomic * u32::from(qps.unwrap_or(0));
     config.max_qp_init_rd_atom = rd_atomic;
-    config.atomic_cap = VIRTIO_RDMA_ATOMIC_GLOB as u8;
     config.max_mcast_grp = limits.max_mcast_grp;
     config.max_mcast_qp_attach = limits.max_mcast_qp_attach;
     config.max_total_mcast_qp_attach = limits.max_mcast_attach;
@@ -147,20 +140,21 @@ pub(crate) fn config_space(
     config.max_fast_reg_page_list_len = MAX_FAST_REG_PAGES as u32;
     config.max_pkeys = 1;
     config.local_ca_ack_delay = 15;
-    config.features = features(mac, rings);
+    config.features = features(mac, paths);
     config.mac = mac.unwrap_or_default();
-    if rings {
-        config.device_cap_flags |= u64::from(VIRTIO_RDMA_CAP_SRQ_RESIZE | VIRTIO_RDMA_CAP_XRC);
+    if paths.virtqueues {
+        config.max_qp = limits.max_qp.into();
+        config.max_qp_wr = limits.wq_size.into();
+        config.max_cq = limits.max_cq.into();
+        config.max_cqe = limits.cq_size.into();
+    }
+    if paths.rings {
         config.num_comp_vectors = limits.comp_vectors.into();
         config.ring_max_qp = limits.ring_qp.into();
         config.ring_max_cq = limits.ring_cq.into();
         config.ring_max_qp_wr = limits.ring_wr;
         config.ring_max_cqe = limits.ring_cqe;
         config.ring_max_inline_data = limits.inline_data.into();
-        config.device_cap_flags |=
-            u64::from(VIRTIO_RDMA_CAP_MEM_WINDOW | VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B)
-                | VIRTIO_RDMA_CAP_FLUSH_GLOBAL
-                | VIRTIO_RDMA_CAP_ATOMIC_WRITE;
         config.max_mw = limits.max_mw;
         config.max_srq = limits.max_srq.into();
         config.max_srq_wr = limits.ring_wr;

@@ -13,7 +13,7 @@ use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::image::{open, seal, LoadError};
 use crate::base::observe::Observer;
-use crate::base::queues::{Numbering, Queue};
+use crate::base::queues::{Numbering, Paths, Queue};
 use crate::base::sync::lock;
 use crate::config::{config_space, features, DeviceConfig, DevicePolicy};
 use crate::image::{visit_all, Image, VirtqueueSetup};
@@ -40,14 +40,14 @@ pub struct Device {
     scheduler: Mutex<Scheduler>,
     started: AtomicBool,
     mac: Option<[u8; 6]>,
-    rings: bool,
+    paths: Paths,
     features: u64,
 }
 
 impl Device {
     /// Makes the device of a guest in a fabric.
     pub(crate) fn new(fabric: &Arc<FabricCore<Hca>>, config: DeviceConfig) -> Self {
-        let DeviceConfig { name, mac, limits, policy, rings, wake } = config;
+        let DeviceConfig { name, mac, limits, policy, paths, wake } = config;
         let DevicePolicy { addresses, classes, quota } = policy;
         let limits = limits.clamped();
         let node = mac.unwrap_or_else(random_mac);
@@ -59,8 +59,8 @@ impl Device {
             guest: Guest::new(hca),
             started: AtomicBool::new(false),
             mac,
-            rings,
-            features: features(mac, rings),
+            paths,
+            features: features(mac, paths),
         }
     }
 
@@ -89,7 +89,8 @@ impl Device {
         memory: &GuestMemory,
         queues: impl IntoIterator<Item = VirtqueueSetup>,
     ) -> Result<(), LoadError> {
-        let image: Image = open(image)?;
+        let (version, mut image): (u32, Image) = open(image)?;
+        image.renew(version);
         self.settle();
         if self.started.load(Ordering::Acquire) {
             return Err(LoadError::Started);
@@ -116,7 +117,7 @@ impl Device {
     /// Returns the configuration space.
     pub fn config_space(&self) -> [u8; 256] {
         let hca = self.hca();
-        config_space(&hca.limits, self.rings, self.mac, hca.identity.mac())
+        config_space(&hca.limits, self.paths, self.mac, hca.identity.mac())
     }
 
     /// Returns the device-specific feature bits.
@@ -137,7 +138,7 @@ impl Device {
 
     /// Returns how many virtqueues there are, whatever the driver agrees on.
     pub fn queue_count(&self) -> u16 {
-        self.hca().limits.queue_count(self.rings)
+        self.hca().limits.queue_count(self.paths)
     }
 
     /// Returns the largest size of a virtqueue, whatever the driver agrees on; 0 if there
@@ -145,7 +146,8 @@ impl Device {
     pub fn queue_max_size(&self, index: u16) -> u16 {
         let limits = &self.hca().limits;
         let size = |queue| match queue {
-            Queue::Control => control_size(limits.max_cq),
+            Queue::Control if self.paths.virtqueues => control_size(limits.max_cq),
+            Queue::Control => CONTROL_SIZE,
             Queue::Completion(_) => limits.cq_size,
             Queue::Send(_) | Queue::Receive(_) => limits.wq_size,
             Queue::Event => EVENT_SIZE,
@@ -161,8 +163,8 @@ impl Device {
     }
 
     /// Returns the numberings of virtqueues that the driver may agree on.
-    fn numberings(&self) -> impl Iterator<Item = Numbering> {
-        Numbering::of(&self.hca().limits, self.rings)
+    fn numberings(&self) -> impl Iterator<Item = Numbering> + use<'_> {
+        Numbering::of(&self.hca().limits, self.paths)
     }
 
     /// Starts the device (DRIVER_OK): the guest's memory, and for each queue
@@ -416,8 +418,8 @@ impl Drop for Device {
     }
 }
 
-/// Returns the entries of the control queue: two for a notification of each CQ, and for another command
-/// (specification, Virtqueues for work: Virtqueues).
+/// Returns the entries of the control queue of a device that offers virtqueues: two for a notification of each CQ, and
+/// for another command (specification, Virtqueues for work: Virtqueues).
 fn control_size(max_cq: u16) -> u16 {
     let needed = 2 * (u32::from(max_cq) + 1);
     u16::try_from(needed.next_power_of_two()).map_or(MAX_SIZE, |size| size.max(CONTROL_SIZE))

@@ -17,6 +17,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use abi::{
+    VIRTIO_RDMA_F_ATOMICS, VIRTIO_RDMA_F_ATOMICS_GLOBAL, VIRTIO_RDMA_F_CQ_RESIZE,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_SRQ_RESIZE, VIRTIO_RDMA_F_UC,
+    VIRTIO_RDMA_F_VIRTQUEUES,
+};
 use memory::GuestMemory;
 use ring::{Layout, Signal, SplitQueue};
 use serde::{Deserialize, Serialize};
@@ -42,6 +47,21 @@ use crate::transport::hca::Hca;
 
 /// Events that may wait for each object: more than there are kinds.
 const MOST_EVENTS: usize = 32;
+
+/// The first version whose images name the features of [`features_of_the_base`].
+const FEATURES_OF_THE_BASE: u32 = 4;
+
+/// Returns the features that a driver had without a bit before there were bits for them, if it agreed on these others.
+fn features_of_the_base(agreed: u64) -> u64 {
+    let has = |feature: u32| agreed & 1 << feature != 0;
+    let rings = has(VIRTIO_RDMA_F_RINGS);
+    1 << VIRTIO_RDMA_F_UC
+        | 1 << VIRTIO_RDMA_F_ATOMICS
+        | 1 << VIRTIO_RDMA_F_ATOMICS_GLOBAL
+        | u64::from(!rings) << VIRTIO_RDMA_F_VIRTQUEUES
+        | u64::from(rings) << VIRTIO_RDMA_F_CQ_RESIZE
+        | u64::from(rings && has(VIRTIO_RDMA_F_SRQ)) << VIRTIO_RDMA_F_SRQ_RESIZE
+}
 
 /// A virtqueue that the guest has set up, as the transport knows it: its index, the place of its ring, and its
 /// interrupt.
@@ -107,6 +127,13 @@ impl Image {
             objects,
             timers: lock(&hca.timers).save(now),
             inbox: lock(&hca.inbox).save(),
+        }
+    }
+
+    /// Adds the features that an image of an earlier version does not name, because each device had them.
+    pub fn renew(&mut self, version: u32) {
+        if version < FEATURES_OF_THE_BASE {
+            self.agreed |= features_of_the_base(self.agreed);
         }
     }
 

@@ -77,6 +77,7 @@ pub use base::host::{Clock, Incident, SystemClock, Uplink, Wake};
 pub use base::image::LoadError;
 pub use base::limits::Limits;
 pub use base::observe::{Observation, Observer, Seen};
+pub use base::queues::Paths;
 pub use base::quota::Quota;
 pub use base::refused::{KeyError, RefusedAccess};
 pub use base::traffic_class::{AllowedValues, TrafficClasses};

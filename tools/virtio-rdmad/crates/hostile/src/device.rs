@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_config, VIRTIO_RDMA_F_RINGS};
-use engine::{Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Next};
+use engine::{Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Next, Paths};
 use memory::{GuestMemory, GuestRegion};
 use ring::Chain;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
@@ -109,7 +109,8 @@ impl Hostile {
         let wake = Arc::new(NoWake);
         let limits_of_engine = limits.clone();
         let policy = DevicePolicy::default();
-        let config = DeviceConfig { name, mac, limits: limits_of_engine, policy, rings, wake };
+        let paths = Paths { rings, virtqueues: true };
+        let config = DeviceConfig { name, mac, limits: limits_of_engine, policy, paths, wake };
         let engine = fabric.add_device(config);
         let shadow = memfd_create("rings", MemfdFlags::CLOEXEC)?;
         ftruncate(&shadow, shadow_len(&engine, &limits))?;
@@ -518,6 +519,10 @@ fn shadow_len(engine: &Device, limits: &Limits) -> u64 {
 impl Backend for Hostile {
     fn features(&self) -> u64 {
         self.features
+    }
+
+    fn accepts(&self, features: u64) -> bool {
+        abi::is_agreement(features)
     }
 
     fn set_features(&mut self, features: u64) {

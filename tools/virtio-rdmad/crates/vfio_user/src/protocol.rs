@@ -673,7 +673,7 @@ impl VfioUser {
             return Err(Fault::Register);
         };
         self.note(Change::Bytes);
-        match self.registers.write(at, data) {
+        match self.registers.write(at, data, |features| backend.accepts(features)) {
             Action::None => Ok(()),
             Action::Refused => Err(Fault::Register),
             Action::Reset => {

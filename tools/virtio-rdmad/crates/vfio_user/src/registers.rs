@@ -295,17 +295,18 @@ impl Registers {
         image.get(at..at + len).map_or_else(|| vec![0; len], <[u8]>::to_vec)
     }
 
-    /// Writes a register. An access must have the width of its register.
-    pub fn write(&mut self, at: usize, data: &[u8]) -> Action {
+    /// Writes a register. An access must have the width of its register. `accepts`: whether the device lets the driver
+    /// accept these of the bits that it offers.
+    pub fn write(&mut self, at: usize, data: &[u8], accepts: impl Fn(u64) -> bool) -> Action {
         match *data {
-            [value] if at == field::STATUS => self.write_status(value),
+            [value] if at == field::STATUS => self.write_status(value, accepts),
             [a, b] => self.write_16(at, u16::from_le_bytes([a, b])),
             [a, b, c, d] => self.write_32(at, u32::from_le_bytes([a, b, c, d])),
             _ => Action::Refused,
         }
     }
 
-    fn write_status(&mut self, value: u8) -> Action {
+    fn write_status(&mut self, value: u8, accepts: impl Fn(u64) -> bool) -> Action {
         if value == 0 {
             return Action::Reset;
         }
@@ -314,7 +315,9 @@ impl Registers {
             return Action::Refused;
         }
         let mut value = value | (self.status & status::NEEDS_RESET);
-        if value & status::FEATURES_OK != 0 && !self.acceptable() {
+        let is_settled = self.status & status::FEATURES_OK != 0;
+        let is_acceptable = self.acceptable() && (is_settled || accepts(self.accepted));
+        if value & status::FEATURES_OK != 0 && !is_acceptable {
             value &= !status::FEATURES_OK;
         }
         let starts = value & status::DRIVER_OK != 0 && !self.running();

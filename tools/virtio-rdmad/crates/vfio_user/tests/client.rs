@@ -37,6 +37,8 @@ struct Device {
     is_busy: bool,
     /// The features that it has and does not offer.
     withheld: u64,
+    /// The feature without which it accepts no others, or 0.
+    required: u64,
 }
 
 impl Backend for Device {
@@ -45,6 +47,9 @@ impl Backend for Device {
     }
     fn offered(&self) -> u64 {
         self.features() & !self.withheld
+    }
+    fn accepts(&self, features: u64) -> bool {
+        features & self.required == self.required
     }
     fn set_features(&mut self, features: u64) {
         self.features = features;
@@ -255,6 +260,26 @@ fn features_that_were_not_offered_are_refused() {
     assert!(client.device.started.is_none());
     let server = &client.server;
     assert_eq!(server.missing_features(0), 0, "what a driver has not agreed to does not matter");
+}
+
+#[test]
+fn a_device_need_not_accept_what_it_offers() {
+    let mut client = Client::new();
+    client.device.required = 2;
+    let accept = |client: &mut Client, low: u8| {
+        for (offset, data) in [(20, &[0][..]), (20, &[3]), (8, &[0; 4]), (12, &[low, 0, 0, 0])] {
+            client.write(0, offset, data).unwrap();
+        }
+        for (offset, data) in [(8, &[1, 0, 0, 0][..]), (12, &[1, 0, 0, 0]), (20, &[0xb])] {
+            client.write(0, offset, data).unwrap();
+        }
+        client.read(0, 20, 1).unwrap()
+    };
+    assert_eq!(accept(&mut client, 1), [3], "FEATURES_OK does not stick");
+    client.write(0, 20, &[0xf]).unwrap();
+    assert_eq!(client.read(0, 20, 1).unwrap(), [3], "nor does it with DRIVER_OK");
+    assert!(client.device.started.is_none());
+    assert_eq!(accept(&mut client, 3), [0xb]);
 }
 
 #[test]

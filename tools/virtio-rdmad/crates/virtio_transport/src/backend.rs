@@ -34,6 +34,13 @@ pub trait Backend {
         self.features()
     }
 
+    /// Returns whether the driver may accept these of the bits that it is offered, those of the transport among them.
+    /// With vhost-user a device cannot tell: it has to do without the bits that make no sense.
+    fn accepts(&self, features: u64) -> bool {
+        let _ = features;
+        true
+    }
+
     /// Takes the feature bits that the driver has agreed on, before the first queue starts. A reset that is not done
     /// comes to its end before.
     fn set_features(&mut self, features: u64);

@@ -5,11 +5,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{
-    VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_CQ_MODERATION,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW,
-    VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RESET_TO_RTR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_VLAN,
-    VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_F_ATOMICS, VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_F_COUNTERS,
+    VIRTIO_RDMA_F_CQ_MODERATION, VIRTIO_RDMA_F_CQ_RESIZE, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_F_FLUSH, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_PAGE_LEVELS,
+    VIRTIO_RDMA_F_PAGE_SIZES, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RESET_TO_RTR,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_SRQ_RESIZE, VIRTIO_RDMA_F_UC,
+    VIRTIO_RDMA_F_VLAN, VIRTIO_RDMA_F_XRC,
 };
 
 /// The agreed bits. They change only while the device is not started; any thread may ask.
@@ -49,6 +50,26 @@ impl Features {
     /// Returns whether there are extended reliable connections.
     pub fn has_xrc(&self) -> bool {
         self.has_srqs() && self.has(VIRTIO_RDMA_F_XRC)
+    }
+
+    /// Returns whether SRQs can be resized.
+    pub fn has_srq_resize(&self) -> bool {
+        self.has_srqs() && self.has(VIRTIO_RDMA_F_SRQ_RESIZE)
+    }
+
+    /// Returns whether CQs can be resized.
+    pub fn has_cq_resize(&self) -> bool {
+        self.has_rings() && self.has(VIRTIO_RDMA_F_CQ_RESIZE)
+    }
+
+    /// Returns whether there are unreliable connections.
+    pub fn has_uc(&self) -> bool {
+        self.has(VIRTIO_RDMA_F_UC)
+    }
+
+    /// Returns whether there are atomic operations.
+    pub fn has_atomics(&self) -> bool {
+        self.has(VIRTIO_RDMA_F_ATOMICS)
     }
 
     /// Returns whether completion events can be held back.

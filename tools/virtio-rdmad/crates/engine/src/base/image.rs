@@ -25,8 +25,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::address::Address;
 
-/// The version of the payload. Another version is refused.
-pub(crate) const VERSION: u32 = 3;
+/// The version of the payload. Versions from [`OLDEST`] on can be opened, all others are refused.
+pub(crate) const VERSION: u32 = 4;
+
+/// The first version whose payload has the same form.
+const OLDEST: u32 = 3;
 
 /// The first bytes of an image.
 const MAGIC: [u8; 8] = *b"vrdma-im";
@@ -49,7 +52,7 @@ pub enum LoadError {
     #[error("the bytes are no image of a device")]
     Magic,
     /// The image has another version.
-    #[error("an image of version {found}, not of version {VERSION}")]
+    #[error("an image of version {found}, not of version {OLDEST} to {VERSION}")]
     Version {
         /// The version of the image.
         found: u32,
@@ -156,8 +159,8 @@ pub(crate) fn seal<T: Serialize>(state: &T) -> Vec<u8> {
     image
 }
 
-/// Opens an image. Nothing but the form of the payload is checked.
-pub(crate) fn open<T: DeserializeOwned>(image: &[u8]) -> Result<T, LoadError> {
+/// Opens an image: returns its version and the payload, of which nothing but the form is checked.
+pub(crate) fn open<T: DeserializeOwned>(image: &[u8]) -> Result<(u32, T), LoadError> {
     let Some((header, payload)) = image.split_first_chunk::<HEADER>() else {
         return Err(LoadError::Header { len: image.len() });
     };
@@ -168,7 +171,7 @@ pub(crate) fn open<T: DeserializeOwned>(image: &[u8]) -> Result<T, LoadError> {
     if magic != MAGIC {
         return Err(LoadError::Magic);
     }
-    if version != VERSION {
+    if !(OLDEST..=VERSION).contains(&version) {
         return Err(LoadError::Version { found: version });
     }
     if named != payload.len() as u64 {
@@ -181,7 +184,7 @@ pub(crate) fn open<T: DeserializeOwned>(image: &[u8]) -> Result<T, LoadError> {
     let (state, rest) =
         postcard::take_from_bytes(payload).map_err(|error| LoadError::Form(error.to_string()))?;
     if rest.is_empty() {
-        Ok(state)
+        Ok((version, state))
     } else {
         Err(LoadError::Form(format!("{} bytes are left", rest.len())))
     }
@@ -230,7 +233,7 @@ mod tests {
     #[test]
     fn an_image_is_refused_unless_every_bit_is_right() {
         let image = seal(&(7_u32, "text"));
-        assert_eq!(open(&image), Ok((7_u32, String::from("text"))));
+        assert_eq!(open(&image), Ok((VERSION, (7_u32, String::from("text")))));
         for len in 0..image.len() {
             assert!(open::<(u32, String)>(&image[..len]).is_err(), "{len} bytes");
         }

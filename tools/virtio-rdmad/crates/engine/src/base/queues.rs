@@ -45,11 +45,24 @@ pub(crate) enum Numbering {
     },
 }
 
+/// The data paths that a driver is offered: what its work and completion queues may be. It has one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paths {
+    /// Rings in guest memory (VIRTIO_RDMA_F_RINGS).
+    pub rings: bool,
+    /// Virtqueues (VIRTIO_RDMA_F_VIRTQUEUES).
+    pub virtqueues: bool,
+}
+
+impl Paths {
+    /// Both data paths.
+    pub const ALL: Self = Self { rings: true, virtqueues: true };
+}
+
 impl Limits {
-    /// Returns how many virtqueues a device with these limits has, whatever the driver agrees on; `rings`: whether it
-    /// may agree on rings.
-    pub fn queue_count(&self, rings: bool) -> u16 {
-        Numbering::of(self, rings).map(Numbering::count).max().unwrap_or(0)
+    /// Returns how many virtqueues a device with these limits has, whichever of these data paths the driver agrees on.
+    pub fn queue_count(&self, paths: Paths) -> u16 {
+        Numbering::of(self, paths).map(Numbering::count).max().unwrap_or(0)
     }
 }
 
@@ -63,10 +76,11 @@ impl Numbering {
         }
     }
 
-    /// Returns the numberings that a driver may agree on, with these limits; `rings`: whether it may agree on rings.
-    pub fn of(limits: &Limits, rings: bool) -> impl Iterator<Item = Self> {
-        let with_rings = rings.then(|| Self::new(limits, true));
-        std::iter::once(Self::new(limits, false)).chain(with_rings)
+    /// Returns the numberings that a driver may agree on, with these limits.
+    pub fn of(limits: &Limits, paths: Paths) -> impl Iterator<Item = Self> + use<'_> {
+        let numberings = [(paths.virtqueues, false), (paths.rings, true)];
+        let offered = numberings.into_iter().filter(|(is_offered, _)| *is_offered);
+        offered.map(|(_, rings)| Self::new(limits, rings))
     }
 
     /// Returns how many virtqueues there are.

@@ -69,6 +69,21 @@ fn check_capabilities(request: &virtio_rdma_cmd_create_qp, wr: u32) -> Result<()
     }
 }
 
+/// Returns the type of a new QP, if driver and device agreed on the features that the type needs.
+fn qp_type(hca: &Hca, request: &virtio_rdma_cmd_create_qp) -> Result<QpType, Status> {
+    let kind = QpType::from_abi(request.qp_type).ok_or(Status::Unsupported)?;
+    let is_offered = match kind {
+        QpType::Uc => hca.features.has_uc(),
+        QpType::XrcIni | QpType::XrcTgt => hca.features.has_xrc(),
+        QpType::Gsi | QpType::Rc | QpType::Ud => true,
+    };
+    if is_offered {
+        Ok(kind)
+    } else {
+        Err(Status::Unsupported)
+    }
+}
+
 /// Returns the configuration of a new QP, if its PD and CQs exist.
 fn qp_config(
     hca: &Hca,
@@ -112,8 +127,8 @@ pub(super) fn create(
     request: &virtio_rdma_cmd_create_qp,
 ) -> Result<virtio_rdma_rsp_create_qp, Status> {
     let (hca, objects) = (call.hca, &mut *call.objects);
-    let kind = QpType::from_abi(request.qp_type).ok_or(Status::Unsupported)?;
-    if request.max_inline_data != 0 || kind.is_xrc() {
+    let kind = qp_type(hca, request)?;
+    if request.max_inline_data != 0 {
         return Err(Status::Unsupported);
     }
     check_capabilities(request, hca.limits.wq_size.into())?;
@@ -272,10 +287,7 @@ pub(super) fn create_ring(
 ) -> Result<virtio_rdma_rsp_create_qp, Status> {
     let (hca, objects) = (call.hca, &mut *call.objects);
     let base = &request.base;
-    let kind = QpType::from_abi(base.qp_type).ok_or(Status::Unsupported)?;
-    if kind.is_xrc() && !hca.features.has_xrc() {
-        return Err(Status::Unsupported);
-    }
+    let kind = qp_type(hca, base)?;
     if kind == QpType::XrcTgt {
         return create_xrc_target(hca, objects, request);
     }

@@ -118,7 +118,7 @@ commands! {
     VIRTIO_RDMA_CMD_CREATE_RING_CQ (virtio_rdma_cmd_create_ring_cq) -> virtio_rdma_rsp_create_cq,
         if has_rings, prepared by cq::prepare_ring => cq::create_ring;
     VIRTIO_RDMA_CMD_RESIZE_CQ (virtio_rdma_cmd_resize_cq) -> virtio_rdma_rsp_resize_cq,
-        if has_rings, prepared by cq::prepare_resize => cq::resize;
+        if has_cq_resize, prepared by cq::prepare_resize => cq::resize;
     VIRTIO_RDMA_CMD_MODIFY_CQ (virtio_rdma_cmd_modify_cq) -> nothing,
         if has_cq_moderation => cq::modify;
     VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ (virtio_rdma_cmd_req_notify) -> nothing,
@@ -131,7 +131,7 @@ commands! {
     VIRTIO_RDMA_CMD_QUERY_SRQ (virtio_rdma_cmd_query_srq) -> virtio_rdma_rsp_query_srq,
         if has_srqs => srq::query;
     VIRTIO_RDMA_CMD_RESIZE_SRQ (virtio_rdma_cmd_resize_srq) -> virtio_rdma_rsp_resize_srq,
-        if has_srqs, prepared by srq::prepare_resize => srq::resize;
+        if has_srq_resize, prepared by srq::prepare_resize => srq::resize;
     VIRTIO_RDMA_CMD_DESTROY_SRQ (virtio_rdma_cmd_destroy_srq) -> nothing,
         if has_srqs, prepared by srq::prepare_destroy => srq::destroy;
 

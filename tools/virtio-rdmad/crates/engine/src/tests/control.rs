@@ -13,7 +13,7 @@ use testkit::socket::new_memory;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::*;
-use crate::{Counter, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits};
+use crate::{Counter, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Paths};
 
 fn guest() -> Guest {
     let (fabric, clock) = fabric();
@@ -98,7 +98,7 @@ fn the_control_queue_has_room_for_every_notification() {
             name: "guest".into(),
             mac: None,
             limits: Limits { max_cq, ..limits() },
-            rings: false,
+            paths: Paths { rings: false, virtqueues: true },
             policy: DevicePolicy::default(),
             wake: Arc::new(NoWake),
         });

@@ -24,7 +24,7 @@ use crate::base::sync::lock;
 use crate::transport::rnr::PATIENCE;
 use crate::{
     Clock, Counter, Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, LoadError,
-    Next, Signal, Wake,
+    Next, Paths, Signal, Wake,
 };
 
 /// The address and the length of a region that a test can take away from a guest.
@@ -280,7 +280,7 @@ fn config(setup: &Setup, number: u8, wake: &Arc<dyn Wake>) -> DeviceConfig {
         mac: Some([0x52, 0x54, 0, 0, 0, number]),
         policy: setup.policy.clone(),
         limits: setup.limits.clone(),
-        rings: true,
+        paths: Paths::ALL,
         wake: Arc::clone(wake),
     }
 }
@@ -357,8 +357,8 @@ impl OfEngine for Guest {
     }
 
     fn start(&mut self) {
-        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
-        self.start_with(self.device.features() & !without);
+        let other = if self.rings { VIRTIO_RDMA_F_VIRTQUEUES } else { VIRTIO_RDMA_F_RINGS };
+        self.start_with(closed(self.device.features() & !(1 << other)));
     }
 
     fn start_with(&mut self, features: u64) {

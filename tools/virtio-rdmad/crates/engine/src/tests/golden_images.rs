@@ -43,19 +43,26 @@ fn setup() -> Setup {
     Setup { limits, sizes, ..Setup::default() }
 }
 
-fn path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tests/golden_images.txt")
+/// The file with the images of this version, and the one with two of version 3.
+const IMAGES: &str = "golden_images.txt";
+const IMAGES_3: &str = "golden_images_3.txt";
+
+fn path(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tests").join(file)
 }
 
-/// Returns the images of the file.
+/// Returns the image of this name in a file.
+fn stored_in(file: &str, name: &str) -> Vec<u8> {
+    let text = std::fs::read_to_string(path(file)).unwrap();
+    let lines = text.lines().skip_while(|line| *line != name).skip(1);
+    let digits: String = lines.take_while(|line| !line.is_empty()).collect();
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+/// Returns the images of this version.
 fn stored() -> [Vec<u8>; 3] {
-    let text = std::fs::read_to_string(path()).unwrap();
-    NAMES.map(|name| {
-        let mut lines = text.lines().skip_while(|line| *line != name).skip(1);
-        let digits: String = lines.by_ref().take_while(|line| !line.is_empty()).collect();
-        let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
-        (0..digits.len()).step_by(2).map(byte).collect()
-    })
+    NAMES.map(|name| stored_in(IMAGES, name))
 }
 
 /// Makes the guest of the image of this number.
@@ -87,6 +94,20 @@ fn images_of_this_version_are_what_they_were() {
     for (number, image) in stored().iter().enumerate() {
         let device = load(number, image);
         assert!(device.save() == *image, "{}: {ADVICE}", NAMES[number]);
+    }
+}
+
+/// A guest that was saved before its features had bits keeps them.
+#[test]
+fn images_of_version_3_have_the_features_of_the_base() {
+    let anywhere =
+        1 << VIRTIO_RDMA_F_UC | 1 << VIRTIO_RDMA_F_ATOMICS | 1 << VIRTIO_RDMA_F_ATOMICS_GLOBAL;
+    let with_rings = anywhere | 1 << VIRTIO_RDMA_F_CQ_RESIZE | 1 << VIRTIO_RDMA_F_SRQ_RESIZE;
+    let with_virtqueues = anywhere | 1 << VIRTIO_RDMA_F_VIRTQUEUES;
+    for (number, expected) in [(0, with_rings), (2, with_virtqueues)] {
+        let image = stored_in(IMAGES_3, NAMES[number]);
+        let agreed = load(number, &image).hca().features.agreed();
+        assert_eq!(agreed & (with_rings | with_virtqueues), expected, "{}", NAMES[number]);
     }
 }
 
@@ -159,7 +180,7 @@ fn store_golden_images() {
             text.push('\n');
         }
     }
-    std::fs::write(path(), text).unwrap();
+    std::fs::write(path(IMAGES), text).unwrap();
 }
 
 /// The objects of a guest with rings that others name. Both guests have the same numbers.

@@ -132,7 +132,7 @@ fn an_image_of_another_device_is_refused() {
     let limits = Limits { max_mr: 63, ..pair.a.setup.limits.clone() };
     let limit = LoadError::Limit { what: "max_mr" };
     assert_eq!(refusal(&pair, |config| config.limits = limits, &image), limit);
-    let without = refusal(&pair, |config| config.rings = false, &image);
+    let without = refusal(&pair, |config| config.paths.rings = false, &image);
     assert!(
         matches!(without, LoadError::Features { missing } if missing & 1 << VIRTIO_RDMA_F_RINGS != 0)
     );

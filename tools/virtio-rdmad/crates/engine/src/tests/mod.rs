@@ -14,6 +14,7 @@ mod cq_moderation;
 mod datagram;
 mod driver;
 mod fast_reg;
+mod features;
 mod floods;
 mod flush;
 mod freeze;

@@ -79,8 +79,8 @@ impl Arrival<'_, '_> {
             Operation::Send => self.receive_send(waiter.is_some()),
             Operation::Write => self.receive_write(),
             Operation::Read => self.serve_read(),
-            Operation::Atomic(atomic) => self.serve_atomic(atomic),
             operation if !offers(&self.to.hca.features, operation) => Err(self.request_failed()),
+            Operation::Atomic(atomic) => self.serve_atomic(atomic),
             Operation::AtomicWrite => self.receive_atomic_write(),
             Operation::Flush(flush) => self.serve_flush(flush),
             // These concern no peer.
@@ -465,6 +465,7 @@ impl Arrival<'_, '_> {
 /// Returns whether driver and device agreed on the features that an operation needs.
 pub(crate) fn offers(features: &Features, operation: Operation) -> bool {
     match operation {
+        Operation::Atomic(_) => features.has_atomics(),
         Operation::AtomicWrite => features.has_atomic_write(),
         Operation::Flush(_) => features.has_flush(),
         _ => true,

@@ -29,33 +29,34 @@ pub struct Options {
     ///
     /// SPEC is KEY=VALUE[,KEY=VALUE...]:
     ///
-    ///   name=NAME         the name of the guest in logs and status (required)
-    ///   vfio-user=PATH    socket for QEMU's vfio-user-pci
-    ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
-    ///   mac=MAC           MAC address of the network interface to pair the device with
-    ///   network=NAME      network that the guest is in (default: default)
-    ///   nic=PATH          socket for the guest's network interface, which has the address mac=
-    ///   owner=OWNER       USER, USER:GROUP or :GROUP that has the sockets (default: who makes them)
-    ///   mode=MODE         permissions of the sockets, such as 0660 (default: by the umask)
-    ///   gid=LIST          addresses that it may use (default: all but those of other guests)
-    ///   vlan=LIST         VLANs that its addresses may be in (default: all)
-    ///   dscp=LIST         DSCPs that its packets on the uplink may have (default: all)
-    ///   pcp=LIST          priorities that these packets may have in VLANs (default: all)
-    ///   cnp-dscp=N        DSCP of its notifications of congestion (default: that of the data)
-    ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
-    ///   vectors=N         with rings: number of interrupts for completions
-    ///   max-qp=N          without rings: number of QPs, with that of the connection manager
-    ///   max-cq=N          without rings: number of completion queues
-    ///   rate=RATE         bits per second that it may send over the uplink (default: no limit)
-    ///   message-rate=N    work requests per second that it may have done (default: no limit)
-    ///   qps=N             QPs that it may have (default: all that its device can have)
-    ///   cqs=N             completion queues likewise
-    ///   srqs=N            shared receive queues likewise
-    ///   mrs=N             memory regions likewise
-    ///   mws=N             memory windows likewise
-    ///   pds=N             protection domains likewise
-    ///   groups=N          multicast groups that it may join (default: all that its device can have)
-    ///   memory=SIZE       bytes of memory that it may have registered (default: no limit)
+    ///   name=NAME          the name of the guest in logs and status (required)
+    ///   vfio-user=PATH     socket for QEMU's vfio-user-pci
+    ///   vhost-user=PATH    socket for user-mode Linux or Cloud Hypervisor
+    ///   mac=MAC            MAC address of the network interface to pair the device with
+    ///   network=NAME       network that the guest is in (default: default)
+    ///   nic=PATH           socket for the guest's network interface, which has the address mac=
+    ///   owner=OWNER        USER, USER:GROUP or :GROUP that has the sockets (default: who makes them)
+    ///   mode=MODE          permissions of the sockets, such as 0660 (default: by the umask)
+    ///   gid=LIST           addresses that it may use (default: all but those of other guests)
+    ///   vlan=LIST          VLANs that its addresses may be in (default: all)
+    ///   dscp=LIST          DSCPs that its packets on the uplink may have (default: all)
+    ///   pcp=LIST           priorities that these packets may have in VLANs (default: all)
+    ///   cnp-dscp=N         DSCP of its notifications of congestion (default: that of the data)
+    ///   rings=on|off       its queues may be rings in guest memory (default: on)
+    ///   virtqueues=on|off  its queues may be virtqueues (default: on)
+    ///   vectors=N          with rings: number of interrupts for completions
+    ///   max-qp=N           with virtqueues: number of QPs, with that of the connection manager
+    ///   max-cq=N           with virtqueues: number of completion queues
+    ///   rate=RATE          bits per second that it may send over the uplink (default: no limit)
+    ///   message-rate=N     work requests per second that it may have done (default: no limit)
+    ///   qps=N              QPs that it may have (default: all that its device can have)
+    ///   cqs=N              completion queues likewise
+    ///   srqs=N             shared receive queues likewise
+    ///   mrs=N              memory regions likewise
+    ///   mws=N              memory windows likewise
+    ///   pds=N              protection domains likewise
+    ///   groups=N           multicast groups that it may join (default: all that its device can have)
+    ///   memory=SIZE        bytes of memory that it may have registered (default: no limit)
     ///
     /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
     /// reach each other.
@@ -86,9 +87,10 @@ pub struct Options {
     /// a number of bytes, with K, M, G or T for powers of 1024, such as 4G. Memory counts in whole pages,
     /// once for each region.
     ///
-    /// A driver that does not know rings uses virtqueues even with rings=on. It needs two
+    /// A driver that does not use rings uses virtqueues even with rings=on. It needs two
     /// virtqueues for a queue pair, one for a completion queue and two more. With rings there is
-    /// a virtqueue for each vector and three more. vfio-user has up to 1023 virtqueues (default:
+    /// a virtqueue for each vector and three more: virtqueues=off makes a device of these alone,
+    /// which needs less memory of the guest. vfio-user has up to 1023 virtqueues (default:
     /// max-qp=95, max-cq=64, vectors=8), vhost-user 256, and user-mode Linux uses 64 of these
     /// (default: max-qp=21, max-cq=20, vectors=4).
     #[arg(

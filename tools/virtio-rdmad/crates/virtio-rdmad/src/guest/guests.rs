@@ -363,7 +363,7 @@ impl Guests {
             mac: spec.mac(),
             limits: spec.limits(),
             policy: spec.policy(),
-            rings: spec.rings,
+            paths: spec.paths(),
             wake: link.clone(),
         });
         let (rings, work, seat) = Default::default();
@@ -548,7 +548,7 @@ fn refuse_another(guest: &Guest) -> Result<(), Error> {
 /// Returns how many descriptors a guest may need besides those of its memory: two for each of its queues, and some
 /// more.
 fn descriptors_of(spec: &GuestSpec) -> u64 {
-    let queues: u64 = spec.limits().queue_count(spec.rings).into();
+    let queues: u64 = spec.limits().queue_count(spec.paths()).into();
     2 * queues + DESCRIPTORS
 }
 

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     /// The values that each key of a guest may have, as regular expressions. `nic` needs `mac`.
-    const GUEST: [(&str, &str); 26] = [
+    const GUEST: [(&str, &str); 27] = [
         ("vfio-user", "/[a-z]{1,8}/vfio"),
         ("mac", "52(:[0-9a-f]{1,2}){5}"),
         ("network", "default|[a-z]{1,8}"),
@@ -239,6 +239,7 @@ mod tests {
         ("owner", "[a-z]{1,8}|:[a-z]{1,8}|[a-z]{1,8}:[a-z]{1,8}|[1-9][0-9]{0,4}"),
         ("mode", "0?[0-7]{1,3}"),
         ("rings", "on|off"),
+        ("virtqueues", "on"),
         ("vectors", "[1-5][0-9]?"),
         ("max-qp", "[1-9]"),
         ("max-cq", "[1-9]"),

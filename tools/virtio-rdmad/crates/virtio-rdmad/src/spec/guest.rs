@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use engine::Limits;
+use engine::{Limits, Paths};
 use network::Framing;
 use serde::{Deserialize, Serialize};
 
@@ -105,13 +105,16 @@ pub struct GuestSpec {
     /// The permissions of these sockets.
     mode: Option<Mode>,
     /// Whether it is offered rings.
-    #[serde(default = "default_rings", deserialize_with = "text::switch")]
-    pub rings: bool,
-    /// The number of interrupts for completions; only with rings.
+    #[serde(default = "is_on", deserialize_with = "text::switch")]
+    rings: bool,
+    /// Whether it is offered virtqueues for work and completions.
+    #[serde(default = "is_on", deserialize_with = "text::switch")]
+    virtqueues: bool,
+    /// The number of interrupts for completions, with rings.
     vectors: Option<Count<u16>>,
-    /// The number of QPs; only without rings.
+    /// The number of QPs with virtqueues.
     max_qp: Option<Count<u16>>,
-    /// The number of CQs; only without rings.
+    /// The number of CQs with virtqueues.
     max_cq: Option<Count<u16>>,
     /// The addresses that it may use. This field and those behind it are its policy.
     pub(super) gid: Option<List<Prefix>>,
@@ -150,8 +153,8 @@ pub(super) fn default_network() -> String {
     "default".to_owned()
 }
 
-/// Returns whether rings are offered to a guest of which that is not said.
-fn default_rings() -> bool {
+/// Returns whether a data path is offered to a guest of which that is not said.
+fn is_on() -> bool {
     true
 }
 
@@ -169,6 +172,7 @@ impl Spec for GuestSpec {
         "owner",
         "mode",
         "rings",
+        "virtqueues",
         "vectors",
         "max_qp",
         "max_cq",
@@ -203,6 +207,7 @@ impl Spec for GuestSpec {
         if self.name.is_empty() {
             return Err(SpecError::missing("name=NAME"));
         }
+        self.check_paths()?;
         self.check_queues()
     }
 }
@@ -253,6 +258,11 @@ impl GuestSpec {
         Access { user, group, mode: self.mode.map(|mode| mode.0) }
     }
 
+    /// Returns the data paths that it is offered.
+    pub fn paths(&self) -> Paths {
+        Paths { rings: self.rings, virtqueues: self.virtqueues }
+    }
+
     /// Returns what its device can have.
     pub fn limits(&self) -> Limits {
         let limits = self.transport().limits();
@@ -264,12 +274,23 @@ impl GuestSpec {
         }
     }
 
+    /// Checks that a data path is offered.
+    fn check_paths(&self) -> Result<(), SpecError> {
+        if self.rings || self.virtqueues {
+            return Ok(());
+        }
+        Err(SpecError::new("rings=off and virtqueues=off exclude each other"))
+    }
+
     /// Checks that there are no more virtqueues than the transport can have.
     fn check_queues(&self) -> Result<(), SpecError> {
         let Limits { max_qp, max_cq, comp_vectors, .. } = self.limits();
         if comp_vectors > MAX_VECTORS {
             let reason = format!("{comp_vectors} are too many: at most {MAX_VECTORS} are possible");
             return Err(SpecError::of("vectors", &reason));
+        }
+        if !self.virtqueues {
+            return Ok(());
         }
         // The control and the event queue, one for each CQ and two for each QP.
         let queues = 2 + u32::from(max_cq) + 2 * u32::from(max_qp);
@@ -284,7 +305,7 @@ impl GuestSpec {
 
     /// Returns whether a VMM that is connected to the guest finds the same device as with another specification.
     pub fn is_same_device(&self, other: &Self) -> bool {
-        let device = |of: &Self| (of.transport(), of.mac, of.rings, of.limits());
+        let device = |of: &Self| (of.transport(), of.mac, of.paths(), of.limits());
         device(self) == device(other)
     }
 }
@@ -312,9 +333,15 @@ mod tests {
         assert_eq!((guest.transport(), guest.path()), (Transport::VhostUser, Path::new("/a/b")));
         assert_eq!(guest.mac(), Some([0x52, 0x54, 0, 0x12, 0x34, 0xff]));
         assert_eq!((guest.limits().max_qp, guest.limits().max_cq), (3, 4));
-        assert!(guest.rings);
+        assert_eq!(guest.paths(), Paths::ALL);
         let guest = read("name=g,vfio-user=s,rings=off,vectors=64");
-        assert_eq!((guest.rings, guest.limits().comp_vectors), (false, 64));
+        assert_eq!(
+            (guest.paths(), guest.limits().comp_vectors),
+            (Paths { rings: false, virtqueues: true }, 64)
+        );
+        // The queues of virtqueues count only where these are offered.
+        let guest = read("name=g,vhost-user=s,virtqueues=off,max-qp=1000");
+        assert_eq!(guest.paths(), Paths { rings: true, virtqueues: false });
         assert_eq!((guest.mac(), guest.network.as_str()), (None, "default"));
     }
 
@@ -349,6 +376,7 @@ mod tests {
                 &["1:2:3:4:5", "01:00:00:00:00:00", "0:0:0:0:0:0", "2:2:3:4:5:+6", "x"][..],
             ),
             ("rings", "on or off", &["yes"]),
+            ("virtqueues", "on or off", &["yes"]),
             ("max-qp", "a number of at least 1", &["0", "-1", "65536", "many"]),
             ("owner", "USER, USER:GROUP or :GROUP", &["a:", ":", "a:b:c"]),
             ("mode", "octal permissions such as 0660", &["0o660", "888", "1000", "+660", "rw"]),

@@ -9,7 +9,7 @@ use super::text::{List, Range};
 use super::values::{Prefix, Vlans};
 
 /// The number of keys of a guest that are about its device. The keys behind them are its policy.
-const OF_DEVICE: usize = 12;
+const OF_DEVICE: usize = 13;
 
 /// The keys of the policy.
 pub const KEYS: &[&str] = GuestSpec::KEYS.split_at(OF_DEVICE).1;

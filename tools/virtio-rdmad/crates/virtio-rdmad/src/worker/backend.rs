@@ -113,7 +113,12 @@ impl Backend for GuestBackend {
         self.features() & !self.guest.withheld
     }
 
+    fn accepts(&self, features: u64) -> bool {
+        abi::is_agreement(features)
+    }
+
     fn set_features(&mut self, features: u64) {
+        let features = abi::closed(features);
         self.device.settle();
         let rings = features & 1 << abi::VIRTIO_RDMA_F_RINGS != 0;
         self.guest.rings.store(rings, Ordering::Relaxed);

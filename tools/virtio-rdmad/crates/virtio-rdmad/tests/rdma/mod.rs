@@ -37,7 +37,10 @@ impl RdmaGuest {
         let mut driver = Driver::over(vmm, memory, sizes, gid(number));
         (driver.retry_cnt, driver.rnr_retry) = (7, 7);
         let queues = QPNS.map(|qpn| [driver.send_queue(qpn), driver.receive_queue(qpn)]);
-        driver.set_up(0, [0, driver.cq_queue(0)].into_iter().chain(queues.concat()));
+        driver.set_up(
+            1 << VIRTIO_RDMA_F_VIRTQUEUES,
+            [0, driver.cq_queue(0)].into_iter().chain(queues.concat()),
+        );
         driver.add_gid(0, gid(number), 0).unwrap();
         let pdn = driver.create_pd();
         let lkey = driver.get_dma_mr(pdn, LOCAL).unwrap().lkey;
