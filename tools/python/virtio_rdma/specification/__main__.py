@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Checks the chapters of the specification and its manifest."""
+
+import argparse
+import sys
+
+from virtio_rdma.specification import chapters, manifest, names, rules
+
+
+def problems(folder: str = chapters.FOLDER) -> list[str]:
+    """Returns what is wrong with the chapters and the manifest."""
+    found, entries = chapters.read_all(folder), manifest.read()
+    return [*rules.check(found, names.of_layout(), manifest.not_converted(entries)), *manifest.check(found, entries)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="specification", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="print what is wrong, and fail if something is")
+    check.add_argument("folder", nargs="?", default=chapters.FOLDER, help="the chapters")
+    found = problems(parser.parse_args().folder)
+    print("\n".join(found), end="\n" * bool(found))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

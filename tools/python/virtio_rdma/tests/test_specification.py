@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The specification has the form that its tools ask for. The tools find what is planted in a small specification."""
+
+import re
+
+import pytest
+
+from virtio_rdma.specification import __main__ as program
+from virtio_rdma.specification import chapters, manifest, rules
+from virtio_rdma.specification.names import Names
+
+SPDX = "<!-- SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause -->\n"
+LAYOUT = """
+| `VIRTIO_RDMA_CMD_QUERY_PORT` | 1 |
+| `VIRTIO_RDMA_STATUS_INVAL` | 2 |
+| `VIRTIO_RDMA_QPS_RESET` | 0 |
+| `VIRTIO_RDMA_CMD_DESTROY_QP` | 14 |
+
+### struct virtio_rdma_cmd_query_port, 1 bytes
+| 0 | 1 | `port` | __u8 |
+| 8 | 4 | `wr.rdma.rkey` | __le32 |
+| 12 | 8 | `reserved_c[8]` | __u8 |
+"""
+INDEX = SPDX + "# The device\n\nMUST is a keyword.\n\n| chapter | about |\n|---|---|\n| [Rings](rings.md) | rings |\n"
+RINGS = SPDX + """# Rings
+
+A ring has entries, which `cmd_query_port` and `wr.rdma` do not know. `npages` is QUERY_PORT's.
+
+## Posting
+
+The producer writes an entry, then the index. [Posting](#posting) is 2^32 times the same, see D-RING-02.
+
+### Device requirements
+
+These hold for all rings.
+
+**D-RING-01** A device MUST NOT look at the rings of a QP in RESET, or
+answer INVAL.
+
+It MAY look later.
+
+- A list that belongs to it SHOULD be short.
+
+| clause | command | effect |
+|---|---|---|
+| D-RING-02 | QUERY_PORT | a \\| b |
+
+### Driver requirements
+
+**V-RING-01** A driver MUST post.
+
+```
+MUST NOT /* be read as text, D-RING-09 */
+```
+"""
+
+
+def specification(changes=(), **others):
+    """Returns a small specification. In its chapter on rings, the second text of a pair takes the first one's place."""
+    text = RINGS
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    files = {"README.md": INDEX, "rings.md": text, **others}
+    return [chapters.read(text, file) for file, text in files.items()]
+
+
+def wrong(found, not_converted=()):
+    """Returns what is wrong with chapters, with their names and lines left out."""
+    return [re.sub(r"^\S+:\d+: ", "", line) for line in rules.check(found, Names(LAYOUT), not_converted)]
+
+
+def test_the_specification():
+    assert program.problems() == []
+
+
+def test_clauses_are_read():
+    rings = specification()[1]
+    assert [(clause.number, clause.line, clause.side, clause.row) for clause in rings.clauses] == [
+        ("D-RING-01", 14, "D", False), ("D-RING-02", 23, "D", True), ("V-RING-01", 27, "V", False)]
+    assert [block.text for block in rings.owned if block.kind == "text"][1:3] == [
+        "It MAY look later.", "- A list that belongs to it SHOULD be short."]
+    assert rings.name == "rings"
+    assert rings.is_converted
+
+
+@pytest.mark.parametrize(("changes", "found"), [
+    ([], []),
+    ([("**V-RING-01**", "**V-RING-1**")], ["V-RING-1 is no number of a clause"]),
+    ([("**V-RING-01**", "**V-WHAT-01**")], ["V-WHAT-01 is no number of a clause"]),
+    ([("**V-RING-01**", "**D-RING-01**")],
+     ["D-RING-01 is in rings.md:14, too", 'D-RING-01 does not stand below "### Device requirements"']),
+    ([("### Driver requirements", "### Drivers")],
+     ['V-RING-01 does not stand below "### Driver requirements"', "MUST is not in a clause"]),
+    ([("### Driver", "#### Driver")],
+     ['this heading is "### Device requirements" or "### Driver requirements"',
+      'heading "Driver requirements" has a wrong level',
+      'V-RING-01 does not stand below "### Driver requirements"', "MUST is not in a clause"]),
+    ([("### Driver", "### Device")],
+     ['"Device requirements" is there twice in a section', 'V-RING-01 does not stand below "### Driver requirements"']),
+    ([("see D-RING-02", "see D-RING-03")], ["there is no clause D-RING-03"]),
+    ([("**V-RING-01** A driver MUST post", "**V-RING-01** A driver posts")],
+     ["V-RING-01 has no keyword (MUST, SHOULD, MAY)"]),
+    ([("**V-RING-01** A", "**V-RING-01**: A")], ["V-RING-01: one space and a sentence follow the number"]),
+    ([("**V-RING-01**", "- **V-RING-01**")],
+     ["V-RING-01: a clause begins a paragraph", "there is no clause V-RING-01", "MUST is not in a clause"]),
+    ([("The producer writes", "The producer MUST write")], ["MUST is not in a clause"]),
+    ([("These hold", "These MAY hold")], ["MAY is not in a clause"]),
+    ([("The producer writes", "MUST is that of RFC 2119. The producer writes")], []),
+    ([("The producer writes", "The Linux driver writes")], ["Linux is for informative chapters"]),
+    ([("The producer writes", "vhost-user, or EINVAL, writes")],
+     ["vhost is for informative chapters", "EINVAL is for informative chapters", "EINVAL is not in layout.md"]),
+    ([("The producer writes", "By chapter 13, it writes")], ["chapter 13: chapters have no numbers, but links"]),
+    ([("answer INVAL", "answer INVALID")], ["INVALID is not in layout.md"]),
+    ([("answer INVAL", "answer VIRTIO_RDMA_STATUS_INVAL or STATUS_INVAL")], []),
+    ([("`wr.rdma`", "`wr.atomic`")], ["`wr.atomic` is not in layout.md"]),
+    ([("`cmd_query_port`", "`cmd_query_ports`")], ["`cmd_query_ports` is not in layout.md"]),
+    ([("a \\| b |", "a | b |")], ["a row has 4 cells, and the head 3"]),
+    ([("\n\n| clause", "\n| clause")],
+     ["there is no clause D-RING-02", "there is no clause D-RING-02", "a table has an empty line before it"]),
+    ([("## Posting", "#### Posting")], ['heading "Posting" has a wrong level']),
+    ([("# Rings", "## Rings")], ["the SPDX line comes first, and the title behind it",
+                                 'heading "Rings" has a wrong level']),
+    ([("entries, which", "entries[^1], which")], ["a footnote is not for chapters"]),
+], ids=lambda value: str(value[0][1])[:40] if value and isinstance(value[0], tuple) else "")
+def test_rules_find_what_is_planted(changes, found):
+    assert sorted(wrong(specification(changes))) == sorted(found)
+
+
+def test_rules_of_other_chapters():
+    new = SPDX + "# New\n\nA device MUST answer EIO.\n"
+    assert wrong(specification(**{"new.md": new}), ["new"]) == ["README.md does not name this chapter"]
+    index = INDEX + "| [Differences](rfc.md) | differences |\n"
+    rfc = SPDX + "# Differences\n\nLinux MUST answer EIO, in chapter 5.\n"
+    assert not wrong(specification(**{"README.md": index, "rfc.md": rfc}))
+    rfc += "\n### Device requirements\n\n**D-CQ-01** A device MAY.\n"
+    assert wrong(specification(**{"README.md": index, "rfc.md": rfc})) == [
+        "D-CQ-01: an informative chapter has no clauses"]
+
+
+@pytest.mark.parametrize(("entries", "found"), [
+    ({"rings": {}}, []),
+    ({"rings": {"converted": False}, "old": {}}, ['rings is converted, so "converted" goes', "old is no chapter"]),
+], ids=["whole", "not converted"])
+def test_the_manifest_is_checked(entries, found):
+    problems = manifest.check(specification(), entries)
+    assert [line.removeprefix("manifest.toml: ") for line in problems] == found
+
+
+def test_a_chapter_that_is_not_converted():
+    found = specification(**{"rings.md": SPDX + "# Rings\n\nA device MUST.\n"})
+    entries = {"rings": {"converted": False}}
+    assert not manifest.check(found, entries)
+    assert not wrong(found, manifest.not_converted(entries))
+    assert wrong(found) == ["MUST is not in a clause"]
