@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The specification has the form that its tools ask for. The tools find what is planted in a small specification."""
+"""The specification has the form that its tools ask for, and each of its clauses has tests or a reason. The tools find
+what is planted in a small specification."""
 
 import re
 
@@ -8,6 +9,7 @@ import pytest
 from virtio_rdma.specification import __main__ as program
 from virtio_rdma.specification import chapters, manifest, rules
 from virtio_rdma.specification.names import Names
+from virtio_rdma.specification.tests import Sources
 
 SPDX = "<!-- SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause -->\n"
 LAYOUT = """
@@ -139,17 +141,54 @@ def test_rules_of_other_chapters():
 
 
 @pytest.mark.parametrize(("entries", "found"), [
-    ({"rings": {}}, []),
-    ({"rings": {"converted": False}, "old": {}}, ['rings is converted, so "converted" goes', "old is no chapter"]),
-], ids=["whole", "not converted"])
+    ({"rings": {"D-RING-01": ["a", "b"], "D-RING-02": "no test: nobody sees it", "V-RING-01": ["a"]}}, []),
+    ({"rings": {"D-RING-01": ["a", "c"], "D-RING-02": "nobody sees it", "V-RING-01": []}},
+     ["D-RING-01: there is no test c", 'D-RING-02: a reason begins with "no test: "',
+      'V-RING-01 has a list of tests, or "no test: " and the reason']),
+    ({"rings": {"D-RING-01": ["a"], "D-RING-02": ["a"], "D-RING-03": ["a"]}},
+     ["manifest.toml has no entry for V-RING-01", "D-RING-03 is no clause of rings.md"]),
+    ({"rings": {"D-RING-01": ["a"], "D-RING-02": ["a"]}, "README": {"V-RING-01": ["a"]}},
+     ["V-RING-01 is no clause of README.md"]),
+    ({"rings": {"converted": False, "D-RING-01": ["a"], "D-RING-02": ["a"], "V-RING-01": ["a"]}, "old": {}},
+     ['rings is converted, so "converted" goes', "old is no chapter"]),
+], ids=["whole", "entries", "left out", "elsewhere", "not converted"])
 def test_the_manifest_is_checked(entries, found):
-    problems = manifest.check(specification(), entries)
+    problems = manifest.check(specification(), entries, lambda name, _: name in ("a", "b"))
     assert [line.removeprefix("manifest.toml: ") for line in problems] == found
 
 
-def test_a_chapter_that_is_not_converted():
+def test_a_chapter_that_is_not_converted_has_no_entries():
     found = specification(**{"rings.md": SPDX + "# Rings\n\nA device MUST.\n"})
     entries = {"rings": {"converted": False}}
-    assert not manifest.check(found, entries)
+    assert not manifest.check(found, entries, lambda *_: False)
     assert not wrong(found, manifest.not_converted(entries))
     assert wrong(found) == ["MUST is not in a clause"]
+
+
+SOURCES = {
+    "tools/virtio-rdmad/crates/engine/src/tests/rc.rs": "#[test]\npub fn drains() {}\nfn helper() {}\n",
+    "tools/virtio-rdmad/crates/engine/src/qp/mod.rs": "mod tests {\n #[test]\n #[ignore]\n fn bounds() {}\n}\n",
+    "tools/virtio-rdmad/crates/conform/src/lib.rs": '("D-CTRL-12", ask)',
+    "tools/provider/src/ring.rs": "pub(crate) mod tests {\n    #[test]\n    fn wraps() {}\n}\n",
+    "selftests/virtio_rdma/verbs/hostile.py": "def no_reply(_rng):\n    pass\n",
+    "selftests/virtio_rdma/reset.sh": "reset_loop()\n{\n}\n",
+    "selftests/virtio_rdma/kverbs/data.c": "\tKUNIT_CASE(moves),\n",
+    "rust/virtio_rdma/ib/qp.rs": "#[kunit_tests(virtio_rdma_ib_qp)]\nmod tests {\n    #[test]\n    fn states() {}\n}\n",
+    "tools/python/virtio_rdma/tests/test_x.py": "class TestY:\n    def test_z(self):\n        pass\n",
+}
+FOUND = ["engine: rc::drains", "engine: tests::rc::drains", "engine: qp::tests::bounds", "engine: bounds",
+         "conform: D-CTRL-12", "provider: ring::tests::wraps", "kernel: hostile.no_reply", "kernel: reset.reset_loop",
+         "kernel: data.moves", "kunit: ib_qp.states", "suite: test_x.TestY.test_z", "suite: test_x.test_z"]
+LOST = ["engine: rc::helper", "engine: qp::drains", "engine: rc::drain", "fabric: rc::drains", "conform: D-CTRL-13",
+        "provider: wq::wraps", "kernel: hostile.reply", "kernel: data.no_reply", "kunit: qp.states",
+        "suite: test_x.TestZ.test_z", "suite: test_x", "engine: ", "drains", "engine: (x"]
+
+
+def test_tests_are_found(tmp_path):
+    for path, text in SOURCES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    tests = Sources(str(tmp_path))
+    assert [name for name in FOUND if not tests.is_test(name, "D-CTRL-12")] == []
+    assert [name for name in LOST if tests.is_test(name, "D-CTRL-12")] == []
+    assert not tests.is_test("conform: D-CTRL-12", "D-CTRL-11")
