@@ -883,7 +883,7 @@ impl<T: Transport> Driver<T> {
     /// Posts a receive to an SRQ, and rings the doorbell if the device asks for it.
     pub fn post_srq_recv(&mut self, srqn: u32, wr_id: u64, sges: &[virtio_rdma_sge]) {
         self.write_srq_entry(srqn, &wqe::receive(wr_id, sges));
-        if self.srq_rings[&srqn].is_asleep(&self.memory) {
+        if self.srq_rings[&srqn].must_ring(&self.memory) {
             self.ring_doorbell(srqn, VIRTIO_RDMA_DOORBELL_SRQ);
         }
     }
@@ -911,7 +911,7 @@ impl<T: Transport> Driver<T> {
 
     /// Rings the doorbell if the device does not poll the ring.
     pub fn ring_if_asleep(&mut self, qpn: u32, queue: u32) {
-        if self.qp_rings[&qpn].is_asleep(&self.memory, queue) {
+        if self.qp_rings[&qpn].must_ring(&self.memory, queue) {
             self.ring_doorbell(qpn, queue);
         }
     }

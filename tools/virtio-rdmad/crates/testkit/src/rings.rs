@@ -45,10 +45,15 @@ fn write_entry(
     index
 }
 
-/// Returns whether the device wants a doorbell for what was written before.
-fn is_asleep(memory: &impl Memory, wake: u64) -> bool {
+/// Returns whether the owner has to ring for what was written before. It clears the wake word then, as the driver and
+/// the provider do, so that the device has to ask for the next doorbell itself.
+fn must_ring(memory: &impl Memory, wake: u64) -> bool {
     fence(Ordering::SeqCst);
-    memory.get::<u32>(wake) != 0
+    let is_asleep = memory.get::<u32>(wake) != 0;
+    if is_asleep {
+        memory.put(wake, &0_u32);
+    }
+    is_asleep
 }
 
 /// The owner's side of the rings of a QP.
@@ -75,9 +80,9 @@ impl QpRings {
         write_entry(memory, self.region, &self.shapes[queue], producer, bytes)
     }
 
-    /// Returns whether the device wants a doorbell for a ring.
-    pub fn is_asleep(&self, memory: &impl Memory, queue: u32) -> bool {
-        is_asleep(memory, self.region + WAKE[queue as usize])
+    /// Returns whether the owner has to ring for a ring, once for each time that the device asks for it.
+    pub fn must_ring(&self, memory: &impl Memory, queue: u32) -> bool {
+        must_ring(memory, self.region + WAKE[queue as usize])
     }
 
     /// Makes both rings start again at entry 0, after RESET.
@@ -107,9 +112,9 @@ impl SrqRing {
         write_entry(memory, self.region, &self.shape, producer, bytes);
     }
 
-    /// Returns whether the device wants a doorbell.
-    pub fn is_asleep(&self, memory: &impl Memory) -> bool {
-        is_asleep(memory, self.region + offset_of!(virtio_rdma_srq_ring, wake) as u64)
+    /// Returns whether the owner has to ring, once for each time that the device asks for it.
+    pub fn must_ring(&self, memory: &impl Memory) -> bool {
+        must_ring(memory, self.region + offset_of!(virtio_rdma_srq_ring, wake) as u64)
     }
 
     /// Returns how many receives the device has taken by its own count.

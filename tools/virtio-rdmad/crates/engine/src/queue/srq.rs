@@ -260,9 +260,20 @@ impl Srq {
     }
 
     /// Returns the next QP that is to look again: there are as many as work requests, and those that wait longest are
-    /// first. Of an SRQ in error, all look.
+    /// first. Of an SRQ in error, all look. If others still wait behind the last one, the owner is asked for a doorbell
+    /// once more, because it clears the wake word when it rings.
     pub fn rouse(&mut self, now: Instant) -> Option<Slot> {
         self.forget_late(now);
+        let roused = self.rouse_next();
+        if roused.is_some() || !self.asleep || self.waiters.is_none_idle() {
+            return roused;
+        }
+        self.ring.sleep();
+        // The owner may have posted before it could see the word.
+        self.rouse_next()
+    }
+
+    fn rouse_next(&mut self) -> Option<Slot> {
         let left = if self.in_error { usize::MAX } else { self.left() as usize };
         self.waiters.rouse(left)
     }
