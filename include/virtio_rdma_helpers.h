@@ -22,9 +22,9 @@
 struct module *virtio_rdma_this_module(void);
 bool virtio_rdma_module_get(void);
 
-void virtio_rdma_store_release(u32 *word, u32 value);
-u32 virtio_rdma_load_acquire(const u32 *word);
-void virtio_rdma_mb(void);
+void virtio_rdma_store_release(u32 *word, u32 value, bool behind_bus);
+u32 virtio_rdma_load_acquire(const u32 *word, bool behind_bus);
+void virtio_rdma_mb(bool behind_bus);
 void virtio_rdma_set_max_seg_size(struct device *dev, unsigned int size);
 
 unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock);

@@ -53,23 +53,45 @@ bool virtio_rdma_module_get(void)
 	return try_module_get(THIS_MODULE);
 }
 
-/* The other side is a device, so a kernel for one CPU needs the order too. */
-void virtio_rdma_store_release(u32 *word, u32 value)
+/*
+ * The other side is a device, so a kernel for one CPU needs the order too. The
+ * barriers between processors are not made for a device that is @behind_bus
+ * (VIRTIO_F_ORDER_PLATFORM). It needs those for coherent memory as well, like
+ * the device of virtio_wmb(), virtio_rmb() and virtio_mb().
+ */
+void virtio_rdma_store_release(u32 *word, u32 value, bool behind_bus)
 {
 	/* A device that sees this value also sees all earlier writes. */
+	if (behind_bus)
+		dma_wmb();
+	/*
+	 * Earlier reads are done before the store, which dma_wmb() does not
+	 * ensure. What the device writes because of this value, over CQEs that
+	 * were read for example, cannot be what they return.
+	 */
 	virt_store_release(word, value);
 }
 
-u32 virtio_rdma_load_acquire(const u32 *word)
+u32 virtio_rdma_load_acquire(const u32 *word, bool behind_bus)
 {
+	/* A device that has not written this value yet sees no later write. */
+	u32 value = virt_load_acquire(word);
+
 	/* What later reads return is at least as new as this value. */
-	return virt_load_acquire(word);
+	if (behind_bus)
+		dma_rmb();
+	return value;
 }
 
-void virtio_rdma_mb(void)
+void virtio_rdma_mb(bool behind_bus)
 {
-	/* Orders an index that was written before a word that is read. */
-	virt_mb();
+	if (!behind_bus) {
+		/* Orders an index that was written before a word that is read. */
+		virt_mb();
+		return;
+	}
+	/* dma_mb() promises an order of writes, and one of reads, but not this. */
+	mb();
 }
 
 void virtio_rdma_set_max_seg_size(struct device *dev, unsigned int size)

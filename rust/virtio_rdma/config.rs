@@ -288,6 +288,8 @@ pub(crate) struct Config {
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
+    /// Whether the device needs the platform's barriers for devices (VIRTIO_F_ORDER_PLATFORM).
+    pub(crate) behind_bus: bool,
 }
 
 /// Reads a field of the configuration in one access of its width.
@@ -393,6 +395,7 @@ impl Config {
             cq_moderation: dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
             reset_to_rtr: dev.has_feature(bindings::VIRTIO_RDMA_F_RESET_TO_RTR),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
+            behind_bus: dev.has_feature(bindings::VIRTIO_F_ORDER_PLATFORM),
         };
         config.check(dev)?;
         if rings {

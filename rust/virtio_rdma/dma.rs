@@ -44,19 +44,23 @@ pub(crate) struct Span {
 
 /// The device that does the DMA.
 #[derive(Clone)]
-pub(crate) struct Device(ARef<device::Device>);
+pub(crate) struct Device {
+    dev: ARef<device::Device>,
+    behind_bus: bool,
+}
 
 impl Device {
     /// Wraps the device whose DMA operations map memory for the virtqueues. Consumers of the RDMA
-    /// device map theirs through it too: a segment may be of any length.
+    /// device map theirs through it too: a segment may be of any length. `behind_bus` says whether the words that are
+    /// shared with the device need the platform's barriers for devices, and not only those between processors.
     ///
     /// # Safety
     ///
     /// `dev` is bound to a bus's driver, and [`Device::alloc`] may be called only while it is.
-    pub(crate) unsafe fn new(dev: ARef<device::Device>) -> Self {
+    pub(crate) unsafe fn new(dev: ARef<device::Device>, behind_bus: bool) -> Self {
         // SAFETY: `dev` is valid. It is the device of a transport, whose DMA nobody else uses.
         unsafe { bindings::virtio_rdma_set_max_seg_size(device_as_raw(&dev), u32::MAX) };
-        Self(dev)
+        Self { dev, behind_bus }
     }
 
     /// Allocates `len` bytes of zeroed coherent memory, contiguous for the device.
@@ -74,7 +78,7 @@ impl Device {
     fn alloc_with(&self, len: usize, flags: Flags) -> Result<Buffer> {
         // SAFETY: Whoever called `Device::new` promised to call this only while the device is bound. Buffers are
         // allocated by the virtio driver, between its probe and its end.
-        let dev = unsafe { self.0.as_bound() };
+        let dev = unsafe { self.dev.as_bound() };
 
         Ok(Buffer(Coherent::<u64>::zeroed_slice(
             dev,
@@ -85,7 +89,7 @@ impl Device {
 
     /// Returns the C structure.
     pub(crate) fn as_raw(&self) -> *mut bindings::device {
-        device_as_raw(&self.0)
+        device_as_raw(&self.dev)
     }
 }
 
@@ -212,6 +216,8 @@ pub(crate) struct Pages {
     pieces: KVVec<Buffer>,
     /// The bytes of such a block, as a power of two.
     shift: u32,
+    /// Whether the words need the platform's barriers for devices.
+    behind_bus: bool,
 }
 
 impl Pages {
@@ -239,7 +245,11 @@ impl Pages {
             pieces.push(dma.alloc_with(piece, flags)?, flags)?;
             rest -= piece;
             if rest == 0 {
-                return Ok(Self { pieces, shift });
+                return Ok(Self {
+                    pieces,
+                    shift,
+                    behind_bus: dma.behind_bus,
+                });
             }
         }
     }
@@ -288,7 +298,7 @@ impl Pages {
         piece.read(offset)
     }
 
-    /// Writes the 32 bits at `offset`, a multiple of 4, after everything that was written before.
+    /// Writes the 32 bits at `offset`, a multiple of 4, after everything that was written and read before.
     ///
     /// # Errors
     ///
@@ -297,11 +307,11 @@ impl Pages {
         let (piece, offset) = self.piece(offset)?;
         let word = piece.word(offset)?;
         // SAFETY: `word` says that the range is within the buffer and aligned.
-        unsafe { bindings::virtio_rdma_store_release(word, value.to_le()) };
+        unsafe { bindings::virtio_rdma_store_release(word, value.to_le(), self.behind_bus) };
         Ok(())
     }
 
-    /// Reads the 32 bits at `offset`, a multiple of 4, before everything that is read afterwards.
+    /// Reads the 32 bits at `offset`, a multiple of 4, before everything that is read and written afterwards.
     ///
     /// # Errors
     ///
@@ -311,14 +321,14 @@ impl Pages {
         let word = piece.word(offset)?;
         // SAFETY: `word` says that the range is within the buffer and aligned.
         Ok(u32::from_le(unsafe {
-            bindings::virtio_rdma_load_acquire(word)
+            bindings::virtio_rdma_load_acquire(word, self.behind_bus)
         }))
     }
-}
 
-/// Orders all reads and writes before it against all reads and writes after it, as this CPU and the device see
-/// them.
-pub(crate) fn barrier() {
-    // SAFETY: The function has no requirements.
-    unsafe { bindings::virtio_rdma_mb() };
+    /// Orders all reads and writes before it against all reads and writes after it, as this CPU and the device see
+    /// them.
+    pub(crate) fn barrier(&self) {
+        // SAFETY: The function has no requirements.
+        unsafe { bindings::virtio_rdma_mb(self.behind_bus) };
+    }
 }

@@ -11,7 +11,6 @@
 use crate::{
     bindings,
     dma::{
-        self,
         Pages,
         PAGE_SIZE, //
     },
@@ -297,7 +296,7 @@ impl WorkRing {
     /// It never fails, because the head is within the memory.
     pub(crate) fn publish(&mut self) -> Result<bool> {
         self.memory.store_release(self.producer_at, self.producer)?;
-        dma::barrier();
+        self.memory.barrier();
         if self.memory.load_acquire(self.wake_at)? == 0 {
             return Ok(false);
         }
@@ -404,7 +403,7 @@ impl CompletionRing {
         *word = word.wrapping_add(1);
         // The store cannot fail: the head is within the memory.
         let _ = self.memory.store_release(offset, *word);
-        dma::barrier();
+        self.memory.barrier();
     }
 
     /// Returns whether a CQE is there.

@@ -114,7 +114,7 @@ pub(crate) fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, dma::Device)> {
         interrupt::detach(&hca, &dev.reset());
     });
     let dma = dev
-        .dma_device(queues.first().ok_or(EINVAL)?)
+        .dma_device(queues.first().ok_or(EINVAL)?, hca.config().behind_bus)
         .inspect_err(|error| {
             dev_err!(
                 transport,

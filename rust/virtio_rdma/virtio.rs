@@ -666,13 +666,14 @@ impl Device<device::Core<'_>> {
     /// Returns the device whose DMA operations give the addresses that the queues use.
     ///
     /// Where `queue` does not use the DMA API (VIRTIO_F_ACCESS_PLATFORM was not agreed on), this is the transport's
-    /// own device. Its DMA addresses are physical then, and it reaches all of memory.
+    /// own device. Its DMA addresses are physical then, and it reaches all of memory. `behind_bus` is that of
+    /// [`dma::Device::new`].
     ///
     /// # Errors
     ///
     /// `ENODEV` if there is no such device; `EOPNOTSUPP` if an IOMMU translates the transport's device while
     /// the virtio device expects physical addresses; `EIO` if the kernel cannot do DMA to all of them.
-    pub(crate) fn dma_device(&self, queue: &Queue) -> Result<dma::Device> {
+    pub(crate) fn dma_device(&self, queue: &Queue, behind_bus: bool) -> Result<dma::Device> {
         // SAFETY: By the type invariants queue and device are valid; a device holds a reference to
         // its parent.
         let dev = unsafe {
@@ -695,11 +696,10 @@ impl Device<device::Core<'_>> {
 
         // SAFETY: `dev` is valid, as above. It is bound as long as this virtio device is, and the
         // buffers are allocated by verbs, which end in `Driver::unbind`.
-        Ok(
-            unsafe {
-                dma::Device::new(ARef::from(device::Device::<device::Normal>::from_raw(dev)))
-            },
-        )
+        Ok(unsafe {
+            let dev = device::Device::<device::Normal>::from_raw(dev);
+            dma::Device::new(ARef::from(dev), behind_bus)
+        })
     }
 }
 
