@@ -32,6 +32,13 @@
  * doorbell.
  */
 #define VIRTIO_RDMA_UDATA_PATH_RINGS	1
+/*
+ * As VIRTIO_RDMA_UDATA_PATH_RINGS, for a device behind a bus: driver and device
+ * agreed on VIRTIO_F_ORDER_PLATFORM. The words of the rings that the device uses
+ * as well need the platform's barriers for devices in addition to those between
+ * processors.
+ */
+#define VIRTIO_RDMA_UDATA_PATH_RINGS_BUS	2
 
 /*
  * The driver's attribute of UVERBS_METHOD_QUERY_CONTEXT, which is written: the

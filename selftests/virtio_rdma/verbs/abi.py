@@ -395,6 +395,7 @@ CompEvent = struct(cqn=u32, reserved_04=u32)
 UVERBS_ABI_VERSION = 1
 UDATA_PATH_KERNEL = 0
 UDATA_PATH_RINGS = 1
+UDATA_PATH_RINGS_BUS = 2
 ATTR_QUERY_CONTEXT_RESP = 0x1000
 
 UrespAllocUcontext = struct(data_path=u32, max_inline_data=u32, features=u64, max_cqe=u32, max_qp_wr=u32,

@@ -405,7 +405,7 @@ def inline_data_by_address(_rng):
     refused, nothing is sent, and the QP goes on."""
     DEVICE.skip_on_rxe("its objects have driver data of their own")
     verbs = uverbs.Uverbs(DEVICE.name)
-    has_rings = verbs.path == abi.UDATA_PATH_RINGS
+    has_rings = verbs.path != abi.UDATA_PATH_KERNEL
     cq_ring, qp_rings = CqRing(16), QpRings()
     pd = verbs.alloc_pd()
     cq, _ = verbs.create_cq(16, cq_ring.request() if has_rings else b"")

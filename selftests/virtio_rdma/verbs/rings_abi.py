@@ -23,7 +23,7 @@ class Program:
 
     def __enter__(self):
         self.verbs = uverbs.Uverbs(DEVICE.name)
-        if self.verbs.path != abi.UDATA_PATH_RINGS:
+        if self.verbs.path == abi.UDATA_PATH_KERNEL:
             self.verbs.close()
             raise ktap.Skip("the device has no rings")
         self.pd = self.verbs.alloc_pd()

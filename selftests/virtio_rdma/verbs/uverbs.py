@@ -239,4 +239,4 @@ def has_rings(device):
     """Returns whether programs own the rings of their QPs and CQs on this device."""
     verbs = Uverbs(device)
     verbs.close()
-    return verbs.path == abi.UDATA_PATH_RINGS
+    return verbs.path != abi.UDATA_PATH_KERNEL

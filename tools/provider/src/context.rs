@@ -4,6 +4,7 @@
 
 use crate::{
     attr::DeviceAttr,
+    barriers::Barriers,
     bindings::*,
     causes::{Cause, cause},
     clock, cmd,
@@ -29,6 +30,8 @@ pub struct ContextPrivate {
     /// The QPs by number, if the program has the rings of its QPs and
     /// CQs; otherwise the kernel posts and polls.
     pub qp_table: Option<QpTable>,
+    /// The barriers that the device needs where the program has the rings.
+    pub barriers: Barriers,
     /// The doorbells that are owed to the device.
     pub owed: Owed,
     /// The opcodes of send work requests that the device has.
@@ -94,11 +97,18 @@ impl ContextPrivate {
         let no_memory = |_| cause!(ENOMEM, "there is no memory for the table of QPs");
         let qp_table = match description.data_path {
             VIRTIO_RDMA_UDATA_PATH_KERNEL => None,
-            VIRTIO_RDMA_UDATA_PATH_RINGS => Some(QpTable::new().map_err(no_memory)?),
+            VIRTIO_RDMA_UDATA_PATH_RINGS | VIRTIO_RDMA_UDATA_PATH_RINGS_BUS => {
+                Some(QpTable::new().map_err(no_memory)?)
+            }
             path => return Err(cause!(EPROTONOSUPPORT, "the data path %u is unknown", path)),
+        };
+        let barriers = match description.data_path {
+            VIRTIO_RDMA_UDATA_PATH_RINGS_BUS => Barriers::BUS,
+            _ => Barriers::PROCESSORS,
         };
         Ok(Self {
             qp_table,
+            barriers,
             owed: Owed::default(),
             opcodes: opcodes(description.features),
             sizes: Sizes::from(&description),

@@ -100,14 +100,16 @@ pub fn create_ex(
 /// Creates a CQ, whose completions have the fields that `flags` (`IBV_WC_EX_WITH_*`) names.
 fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owned<Cq>> {
     let cq = Blank::<verbs_cq>::new()?;
+    let private = context.whole().private();
     let Attr { cqe, channel, comp_vector, domain } = attr;
+    let domain = domain.with(private.barriers);
     let state = |ring| Lock::with(CqState::new(ring, flags), domain.threads);
-    if context.whole().private().qp_table.is_none() {
+    if private.qp_table.is_none() {
         cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
         let state = state(None);
         return Ok(cq.finish(CqPrivate { state, domain: domain.without_memory() }));
     }
-    let ring = new_ring(&context.whole().private().sizes, cqe, &domain);
+    let ring = new_ring(&private.sizes, cqe, &domain);
     let (ring, cqe) = ring.map_err(|cause| context.refuse(cause))?;
     cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
     let state = state(Some(ring));
@@ -157,7 +159,7 @@ fn new_ring(sizes: &Sizes, cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int
     let cannot_be = || cause!(EINVAL, "a CQ of %d CQEs is wanted", cqe as u32);
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or_else(cannot_be)?;
     sizes.check_cq(depth)?;
-    let ring = CqRing::lent(depth.max(MIN_CQE), domain.allocator)?;
+    let ring = CqRing::lent(depth.max(MIN_CQE), domain.barriers, domain.allocator)?;
     let depth = c_int::try_from(ring.depth()).map_err(|_| cannot_be())?;
     Ok((ring, depth))
 }

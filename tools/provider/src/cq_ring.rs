@@ -4,6 +4,7 @@
 
 use crate::{
     atomic::fence,
+    barriers::Barriers,
     bindings::*,
     causes::Cause,
     errno::Result,
@@ -53,29 +54,34 @@ pub struct CqRing {
 }
 
 impl CqRing {
-    /// Allocates a ring of at least `depth` CQEs, by the program's allocator if it has one.
+    /// Allocates a ring of at least `depth` CQEs, by the program's allocator if it has one, for a device
+    /// that needs these barriers.
     ///
     /// # Errors
     ///
     /// EINVAL for a depth that no ring has; ENOMEM.
-    pub fn lent(depth: u32, allocator: Option<Allocator>) -> Result<Self, Cause> {
+    pub fn lent(
+        depth: u32,
+        barriers: Barriers,
+        allocator: Option<Allocator>,
+    ) -> Result<Self, Cause> {
         let (head, stride) =
             const { (size_of::<virtio_rdma_cq_ring>(), size_of::<virtio_rdma_ring_cqe>()) };
         let ring = Ring::new(head, depth, stride)?;
-        let region = RingRegion::lent(ring.end(), allocator, Resource::Cq)?;
+        let region = RingRegion::lent(ring.end(), barriers, allocator, Resource::Cq)?;
         Ok(Self { region, ring, consumer: 0, arm_next: 0, arm_solicited: 0 })
     }
 
     /// Allocates a ring in memory of the provider.
     #[cfg(test)]
     pub fn new(depth: u32) -> Result<Self, Cause> {
-        Self::lent(depth, None)
+        Self::lent(depth, Barriers::PROCESSORS, None)
     }
 
     /// Returns a ring whose words belong to a model checker.
     #[cfg(loom)]
     pub fn modelled(depth: u32, memory: &std::sync::Arc<litmus::Memory>) -> Self {
-        let mut ring = Self::lent(depth, None).expect("memory");
+        let mut ring = Self::lent(depth, Barriers::PROCESSORS, None).expect("memory");
         ring.region.model = Some(std::sync::Arc::clone(memory));
         ring
     }
@@ -112,6 +118,7 @@ impl CqRing {
         *number = number.wrapping_add(1);
         self.region.store(word, *number, Release);
         fence(SeqCst);
+        self.region.barriers().full();
     }
 
     /// Takes CQEs and translates them to `entries`, from the front; returns how many. A CQE that
@@ -281,6 +288,7 @@ fn wc_flags(flags: u32) -> u32 {
 mod tests {
     use super::*;
     use crate::{
+        barriers::executed::{self, Executed},
         model::{
             device::{self, Completer},
             objects::Harness,
@@ -461,6 +469,20 @@ mod tests {
         let mut other = CqRing::new(16).unwrap();
         other.arm_as(&ring);
         assert_eq!((other.arm_next, other.arm_solicited), (1, 2));
+    }
+
+    /// A CQE of a device behind a bus is read behind its lap, and its place is given back behind that.
+    #[test]
+    fn barriers_of_a_cqe() {
+        for (barriers, count) in [(Barriers::PROCESSORS, 0), (Barriers::BUS, 1)] {
+            let harness = Harness::new(&[7]);
+            let mut ring = CqRing::lent(8, barriers, None).unwrap();
+            let mut device = Completer::new(&ring);
+            let mut polled = || executed::by(|| poll(&mut ring, &harness.table, 1));
+            assert_eq!(polled(), Executed::default());
+            device.complete_posted(&harness.table, cqe(7, 0));
+            assert_eq!(polled(), Executed { read: count, write: count, full: 0 });
+        }
     }
 
     /// The word that the program writes at each poll is not in the cache line that the device reads

@@ -237,6 +237,7 @@ pub(crate) mod tests {
         let kernel = Kernel::new();
         for (data_path, poll_cq, post_srq_recv) in [
             (VIRTIO_RDMA_UDATA_PATH_RINGS, ops::RINGS.poll_cq, ops::RINGS.post_srq_recv),
+            (VIRTIO_RDMA_UDATA_PATH_RINGS_BUS, ops::RINGS.poll_cq, ops::RINGS.post_srq_recv),
             (VIRTIO_RDMA_UDATA_PATH_KERNEL, ops::KERNEL.poll_cq, None),
         ] {
             let description = opened::description(data_path);

@@ -12,6 +12,8 @@
 //! - the kernel posts and polls on the program's behalf: a virtqueue holds
 //!   physical addresses, so no program may write one itself.
 //!
+//! Rings of a device behind a bus need the platform's barriers for devices: [`barriers`].
+//!
 //! The modules stand on floors, here the top one first. A module imports only modules of the
 //! floors below its own, and those that stand before it in its row.
 //!
@@ -24,7 +26,7 @@
 //! | other objects | [`ah`], [`mr`], [`mw`], [`td`], [`pd`], [`xrcd`] | what their verbs do |
 //! | commands | [`cmd`], [`owed`] | what the kernel does |
 //! | libibverbs | [`libibverbs`], [`users`], [`fields`], [`attr`], [`log`] | its copies in the process, its objects, attributes and log |
-//! | base | [`bindings`], [`atomic`], [`errno`], [`causes`], [`object`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, C objects, locks, shared memory |
+//! | base | [`bindings`], [`atomic`], [`errno`], [`causes`], [`object`], [`clock`], [`limits`], [`lock`], [`barriers`], [`ring`] | headers, C objects, locks, shared memory |
 //!
 //! `unsafe` is in the C interface, on the lowest three floors, and in [`doorbell`], [`qp_table`],
 //! [`wr`] and [`wr_kernel`]; the other modules forbid it.
@@ -36,6 +38,7 @@ compile_error!("the provider is for processors with addresses of 64 bits");
 pub mod ah;
 pub mod atomic;
 pub mod attr;
+pub mod barriers;
 pub mod bindings;
 pub mod causes;
 pub mod clock;

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    barriers::Barriers,
     bindings::{ibv_context, ibv_pd},
     causes::{Cause, cause},
     cmd,
@@ -43,19 +44,27 @@ struct Parent {
     _td: Option<Hold>,
 }
 
-/// The number of threads that use an object, which decides how it is locked, and the source of its
-/// memory. Keeps the parent domain whose memory functions the object uses.
+/// The number of threads that use an object, which decides how it is locked, the source of its
+/// memory, and the barriers of its device. Keeps the parent domain whose memory functions the object
+/// uses.
 pub struct Domain {
     /// The number of threads that use the object at a time.
     pub threads: Threads,
     /// The program's memory functions.
     pub allocator: Option<Allocator>,
+    /// The barriers that the device needs.
+    pub barriers: Barriers,
     _hold: Option<Hold>,
 }
 
 impl Domain {
     /// The domain of objects without a parent domain.
-    pub const NONE: Self = Self { threads: Threads::MANY, allocator: None, _hold: None };
+    pub const NONE: Self = Self {
+        threads: Threads::MANY,
+        allocator: None,
+        barriers: Barriers::PROCESSORS,
+        _hold: None,
+    };
 
     /// Returns the domain of an object that is created with a PD.
     pub fn of(pd: Ref<'_, Pd>) -> Self {
@@ -64,7 +73,13 @@ impl Domain {
             threads: parent.threads,
             allocator: parent.allocator,
             _hold: parent.allocator.map(|_| Hold::new(users)),
+            ..Self::NONE
         })
+    }
+
+    /// Returns the domain for an object of a device that needs these barriers.
+    pub fn with(self, barriers: Barriers) -> Self {
+        Self { barriers, ..self }
     }
 
     /// Returns the domain of an object that has no memory.

@@ -194,7 +194,7 @@ impl Queues {
             end = ring.end();
             recv = Some(WorkQueue::new(ring, domain.threads));
         }
-        let region = RingRegion::lent(end, domain.allocator, Resource::Qp)?;
+        let region = RingRegion::lent(end, domain.barriers, domain.allocator, Resource::Qp)?;
         let send = WorkQueue::new(send, domain.threads);
         Ok(Self { region, free_inline_data, send, recv })
     }
@@ -259,7 +259,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
     }
     let qp = Blank::<verbs_qp>::new()?;
     let context = pd.context();
-    let domain = Domain::of(pd.whole());
+    let domain = Domain::of(pd.whole()).with(context.private().barriers);
     let Some(table) = &context.private().qp_table else {
         cmd::qp::create(pd, attr, qp.verbs(), None)?;
         let limits = Limits::new(attr);

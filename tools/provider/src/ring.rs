@@ -7,6 +7,7 @@
 
 use crate::{
     atomic::AtomicU32,
+    barriers::Barriers,
     bindings::{self, virtio_rdma_ring_cqe, virtio_rdma_sge},
     causes::{Cause, cause},
     errno::Result,
@@ -16,7 +17,10 @@ use core::{
     marker::PhantomData,
     mem,
     ptr::{self, NonNull},
-    sync::atomic::{Ordering, Ordering::Acquire},
+    sync::atomic::{
+        Ordering,
+        Ordering::{Acquire, SeqCst},
+    },
 };
 
 /// Bytes of the smallest page, and therefore of the smallest region.
@@ -128,6 +132,8 @@ impl Allocator {
 pub struct RingRegion {
     base: NonNull<u8>,
     len: usize,
+    /// The barriers that the device needs.
+    barriers: Barriers,
     /// The program's allocator, if it allocated the memory; otherwise the provider mapped it.
     lender: Option<(Allocator, Resource)>,
     /// The words of the region in a model checker, which sees each access to the bytes.
@@ -142,12 +148,18 @@ unsafe impl Send for RingRegion {}
 unsafe impl Sync for RingRegion {}
 
 impl RingRegion {
-    /// Allocates at least `len` bytes, page-aligned and zeroed.
+    /// Allocates at least `len` bytes, page-aligned and zeroed, as memory of the provider.
+    #[cfg(test)]
+    pub fn new(len: usize) -> Result<Self, Cause> {
+        Self::mapped(len, Barriers::PROCESSORS)
+    }
+
+    /// Maps at least `len` bytes, page-aligned and zeroed, for a device that needs these barriers.
     ///
     /// # Errors
     ///
     /// ENOMEM.
-    pub fn new(len: usize) -> Result<Self, Cause> {
+    fn mapped(len: usize, barriers: Barriers) -> Result<Self, Cause> {
         let page = page_size();
         let len = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len))?;
         // SAFETY: a new mapping touches no other.
@@ -169,35 +181,38 @@ impl RingRegion {
         Ok(Self {
             base,
             len,
+            barriers,
             lender: None,
             #[cfg(loom)]
             model: None,
         })
     }
 
-    /// Allocates at least `len` bytes by the program's allocator, if there is one and it
-    /// does not leave that to the provider; otherwise as [`Self::new`].
+    /// Allocates at least `len` bytes, page-aligned and zeroed, for a device that needs these barriers:
+    /// by the program's allocator, if there is one and it does not leave that to the provider.
     ///
     /// # Errors
     ///
     /// EINVAL for memory that does not begin at a page; ENOMEM.
     pub fn lent(
         len: usize,
+        barriers: Barriers,
         allocator: Option<Allocator>,
         resource: Resource,
     ) -> Result<Self, Cause> {
-        let Some(allocator) = allocator else { return Self::new(len) };
+        let Some(allocator) = allocator else { return Self::mapped(len, barriers) };
         let page = page_size();
         let len = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len))?;
         match allocator.allocate(len, resource)? {
             Some(base) => Ok(Self {
                 base,
                 len,
+                barriers,
                 lender: Some((allocator, resource)),
                 #[cfg(loom)]
                 model: None,
             }),
-            None => Self::new(len),
+            None => Self::mapped(len, barriers),
         }
     }
 
@@ -211,19 +226,33 @@ impl RingRegion {
         self.len
     }
 
+    /// Returns the barriers that the device needs.
+    pub fn barriers(&self) -> Barriers {
+        self.barriers
+    }
+
     /// Reads a word of the head.
     pub fn load(&self, word: Word, order: Ordering) -> u32 {
-        u32::from_le(self.word(word).load(order))
+        let value = self.word(word).load(order);
+        self.barriers.read();
+        u32::from_le(value)
     }
 
     /// Writes a word of the head.
     pub fn store(&self, word: Word, value: u32, order: Ordering) {
+        self.barriers.write();
         self.word(word).store(value.to_le(), order);
     }
 
-    /// Writes a word of the head. Returns its old value.
-    pub fn swap(&self, word: Word, value: u32, order: Ordering) -> u32 {
-        u32::from_le(self.word(word).swap(value.to_le(), order))
+    /// Clears a word of the head that was not 0. Returns whether the device may not have cleared it before.
+    pub fn clear(&self, word: Word) -> bool {
+        // A device behind a bus may write the word in the middle of a processor's exchange, and ask for a
+        // doorbell that the exchange does not see. So the program rings in any case.
+        if self.barriers.are_for_bus() {
+            self.store(word, 0, SeqCst);
+            return true;
+        }
+        self.word(word).swap(0, SeqCst) != 0
     }
 
     fn word(&self, word: Word) -> &AtomicU32 {
@@ -294,6 +323,7 @@ impl RingRegion {
         if u32::from_le(lap.load(Acquire)) != ring.lap(index) {
             return None;
         }
+        self.barriers.read();
         #[cfg(loom)]
         self.watch(entry, false);
         let words: [u64; WORDS] = core::array::from_fn(|word| {
@@ -624,8 +654,20 @@ pub(crate) mod tests {
         let memory = Memory::new(&region);
         assert_eq!(memory.word(0).load(Relaxed).to_ne_bytes(), [0x44, 0x33, 0x22, 0x11]);
         assert_eq!((region.load(FIRST, Relaxed), memory.word(4).load(Relaxed)), (0x1122_3344, 0));
-        assert_eq!(region.swap(LAST, 0xaabb_ccdd, SeqCst), 5);
+        region.store(LAST, 0xaabb_ccdd, SeqCst);
         assert_eq!(memory.word(4092).load(Relaxed).to_ne_bytes(), [0xdd, 0xcc, 0xbb, 0xaa]);
+    }
+
+    /// Whether the device has cleared a word before is known, except of a device behind a bus.
+    #[test]
+    fn clearing_a_word() {
+        const WAKE: Word = Word::at(128);
+        for (barriers, is_known) in [(Barriers::PROCESSORS, true), (Barriers::BUS, false)] {
+            let region = RingRegion::lent(1, barriers, None, Resource::Qp).unwrap();
+            region.store(WAKE, 3, SeqCst);
+            assert!(region.clear(WAKE));
+            assert_eq!((region.load(WAKE, SeqCst), region.clear(WAKE)), (0, !is_known));
+        }
     }
 
     /// Bytes of a region, each of which says where it is.
@@ -773,9 +815,10 @@ pub(crate) mod tests {
     /// If the program's allocator has no memory, the provider does not allocate it elsewhere.
     #[test]
     fn no_memory_of_the_program() {
-        let region = RingRegion::lent(1, Some(allocator()), Resource::Cq);
+        let lent = |allocator| RingRegion::lent(1, Barriers::PROCESSORS, allocator, Resource::Cq);
+        let region = lent(Some(allocator()));
         assert_eq!(region.err().map(Cause::errno), Some(Errno::ENOMEM));
-        assert_eq!(RingRegion::lent(1, None, Resource::Cq).unwrap().size(), page_size());
+        assert_eq!(lent(None).unwrap().size(), page_size());
     }
 
     /// An allocator is there if the attributes say so, with both functions, and its context
@@ -813,7 +856,8 @@ pub(crate) mod tests {
             attr.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | mask;
             let allocator = new(&attr).unwrap();
             HEARD.set(99);
-            let region = RingRegion::lent(5000, allocator, Resource::Qp).unwrap();
+            let barriers = Barriers::PROCESSORS;
+            let region = RingRegion::lent(5000, barriers, allocator, Resource::Qp).unwrap();
             assert_eq!((region.size(), HEARD.get()), (8192, heard));
         }
         for (alloc, free) in [(attr.alloc, None), (None, attr.free), (None, None)] {

@@ -22,7 +22,7 @@ use crate::{
     owed::Doorbell,
     pd::Domain,
     qp_table::Registration,
-    ring::{Allocator, Resource, Ring, RingRegion, Word, Writer},
+    ring::{Resource, Ring, RingRegion, Word, Writer},
     wq::{Freed, Head, Posted, State},
     wqe,
     wr::{List, Request},
@@ -69,13 +69,14 @@ impl Shared {
     /// # Errors
     ///
     /// EINVAL for sizes that no ring has; ENOMEM.
-    fn new(max_wr: u32, max_sge: u32, allocator: Option<Allocator>) -> Result<Self, Cause> {
+    fn new(max_wr: u32, max_sge: u32, domain: &Domain) -> Result<Self, Cause> {
         if max_wr == 0 {
             return Err(cause!(EINVAL, "an SRQ of 0 receives is wanted"));
         }
         let stride = wqe::RECV_HEADER.saturating_add(wqe::sges(max_sge));
         let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
-        let region = RingRegion::lent(ring.end(), allocator, Resource::Srq)?;
+        let region =
+            RingRegion::lent(ring.end(), domain.barriers, domain.allocator, Resource::Srq)?;
         Ok(Self { region, state: State::new(ring) })
     }
 
@@ -100,7 +101,7 @@ impl SrqPrivate {
     ///
     /// EINVAL for sizes that no ring has; ENOMEM.
     fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self, Cause> {
-        let shared = Shared::new(max_wr, max_sge, domain.allocator)?;
+        let shared = Shared::new(max_wr, max_sge, &domain)?;
         let shared = Lock::with(shared, domain.threads);
         Ok(Self {
             limits: Limits::of_receives(max_sge),
@@ -151,7 +152,7 @@ impl SrqPrivate {
         tell: impl FnOnce(virtio_rdma_ureq_create_srq) -> Result,
         refuse: impl FnOnce(Cause) -> Errno,
     ) -> Result {
-        let new = Shared::new(max_wr, self.limits.max_recv_sge, self.domain.allocator);
+        let new = Shared::new(max_wr, self.limits.max_recv_sge, &self.domain);
         let mut new = new.map_err(refuse)?;
         let mut old = self.shared.lock();
         tell(new.request())?;
@@ -167,8 +168,10 @@ impl SrqPrivate {
 ///
 /// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM.
 fn new(pd: Ref<'_, ibv_pd>, asked: &ibv_srq_attr) -> Result<SrqPrivate, Cause> {
-    pd.context().private().sizes.check_srq(asked.max_wr, asked.max_sge)?;
-    SrqPrivate::new(asked.max_wr, asked.max_sge, Domain::of(pd.whole()))
+    let context = pd.context().private();
+    context.sizes.check_srq(asked.max_wr, asked.max_sge)?;
+    let domain = Domain::of(pd.whole()).with(context.barriers);
+    SrqPrivate::new(asked.max_wr, asked.max_sge, domain)
 }
 
 /// Creates an SRQ: ibv_create_srq(3). Sets `attr.attr` to what the SRQ really has.

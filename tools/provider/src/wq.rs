@@ -167,9 +167,10 @@ impl State {
         // Sequential consistency ensures that the device sees the index, or that this thread
         // sees that the device sleeps.
         region.store(head.producer, self.producer, SeqCst);
+        region.barriers().full();
         let asleep = region.load(head.wake, SeqCst) != 0;
         // One doorbell is enough, however long the device takes to wake up.
-        asleep && region.swap(head.wake, 0, SeqCst) != 0
+        asleep && region.clear(head.wake)
     }
 
     /// Ensures that an entry is free.
@@ -244,8 +245,10 @@ impl WorkQueue {
 mod tests {
     use super::*;
     use crate::{
+        barriers::Barriers,
         bindings::ibv_recv_wr,
         model::device::{self, Memory},
+        ring::Resource,
         wr::tests::list,
     };
     use std::{
@@ -267,8 +270,13 @@ mod tests {
 
     impl Testbed {
         fn new() -> Self {
+            Self::with(Barriers::PROCESSORS)
+        }
+
+        /// Returns a queue of a device that needs these barriers.
+        fn with(barriers: Barriers) -> Self {
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
-            let region = RingRegion::new(ring.end()).unwrap();
+            let region = RingRegion::lent(ring.end(), barriers, None, Resource::Qp).unwrap();
             Self {
                 region,
                 queue: WorkQueue::new(ring, Threads::MANY),
@@ -352,7 +360,15 @@ mod tests {
 
     #[test]
     fn doorbell_if_the_device_sleeps() {
-        let testbed = Testbed::new();
+        doorbell_if_asleep(&Testbed::new());
+    }
+
+    #[test]
+    fn doorbell_if_the_device_behind_a_bus_sleeps() {
+        doorbell_if_asleep(&Testbed::with(Barriers::BUS));
+    }
+
+    fn doorbell_if_asleep(testbed: &Testbed) {
         testbed.memory().word(132).store(1, SeqCst);
         // Without a new work request there is no doorbell.
         assert_eq!(testbed.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
@@ -371,8 +387,17 @@ mod tests {
     /// on a processor each: with a weaker barrier in `publish` one round in 2,000 fails.
     #[test]
     fn neither_side_misses_the_other() {
+        both_look(&Testbed::new());
+    }
+
+    /// The platform's barriers keep what the atomics promise.
+    #[test]
+    fn neither_side_misses_the_other_over_a_bus() {
+        both_look(&Testbed::with(Barriers::BUS));
+    }
+
+    fn both_look(testbed: &Testbed) {
         const ROUNDS: u32 = 200_000;
-        let testbed = Testbed::new();
         let memory = testbed.memory();
         let race = &Race::default();
         let missed = thread::scope(|scope| {

@@ -8,7 +8,7 @@ pub use crate::{
     errno::Errno,
     model::{
         device::Memory,
-        opened::Opened,
+        opened::{Opened, description},
         uverbs::{
             FIRST_HANDLE, Kernel,
             Name::{self, Method, Write},
@@ -71,8 +71,13 @@ pub struct Program {
 impl Program {
     /// Returns a program whose objects have rings.
     pub fn new() -> Self {
+        Self::on(VIRTIO_RDMA_UDATA_PATH_RINGS)
+    }
+
+    /// Returns a program whose objects have rings, on this data path.
+    pub fn on(data_path: u32) -> Self {
         let kernel = Kernel::new();
-        let opened = Opened::with_rings(&kernel);
+        let opened = Opened::new(&kernel, description(data_path));
         let context = opened.verbs();
         let pd = call!(COMMON.alloc_pd(context));
         let cq = call!(COMMON.create_cq(context, 4, ptr::null_mut(), 0));

@@ -2,9 +2,12 @@
 //! Tests of the entry points of all objects alike, and of those of each data path.
 
 use super::testbed::*;
-use crate::model::{
-    freed,
-    opened::{description, library},
+use crate::{
+    barriers::executed::{self, Executed},
+    model::{
+        freed,
+        opened::{description, library},
+    },
 };
 use std::vec;
 
@@ -393,4 +396,62 @@ fn the_verbs_without_rings() {
     assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
     assert_eq!(call!(COMMON.destroy_cq(cq)), 0);
     assert_eq!(call!(COMMON.dealloc_pd(pd)), 0);
+}
+
+/// Each verb that uses a ring executes the platform's barriers if the device is behind a bus, and none for
+/// another device. A CQ and an SRQ keep theirs in another ring.
+#[test]
+fn barriers_of_each_data_path() {
+    type Verb = (&'static str, fn(&Program) -> c_int, Executed);
+    // The index is published, and then the wake word is read.
+    let posted = Executed { write: 1, full: 1, read: 1 };
+    let verbs: [Verb; 5] = [
+        (
+            "post_send",
+            |p| {
+                let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
+                call!(RINGS.post_send(p.qp, &mut send, ptr::null_mut()))
+            },
+            posted,
+        ),
+        (
+            "post_recv",
+            |p| call!(RINGS.post_recv(p.qp, &mut Default::default(), ptr::null_mut())),
+            posted,
+        ),
+        (
+            "post_srq_recv",
+            |p| call!(RINGS.post_srq_recv(p.srq, &mut Default::default(), ptr::null_mut())),
+            posted,
+        ),
+        (
+            "poll_cq",
+            |p| call!(RINGS.poll_cq(p.cq, 1, &mut Default::default())),
+            // The CQ is empty, and not closed.
+            Executed { read: 1, ..Default::default() },
+        ),
+        (
+            "req_notify_cq",
+            |p| call!(RINGS.req_notify_cq(p.cq, 0)),
+            Executed { write: 1, full: 1, read: 0 },
+        ),
+    ];
+    let check = |p: &Program, is_bus: bool| {
+        for (name, verb, expected) in &verbs {
+            let got = executed::by(|| assert_eq!(verb(p), 0, "{name}"));
+            assert_eq!(got, if is_bus { *expected } else { Executed::default() }, "{name}");
+        }
+    };
+    for (path, is_bus) in
+        [(VIRTIO_RDMA_UDATA_PATH_RINGS, false), (VIRTIO_RDMA_UDATA_PATH_RINGS_BUS, true)]
+    {
+        let p = Program::on(path);
+        check(&p, is_bus);
+        assert_eq!(call!(RINGS.resize_cq(p.cq, 64)), 0);
+        let mut attr = srq_attr().attr;
+        assert_eq!(call!(RINGS.modify_srq(p.srq, &mut attr, IBV_SRQ_MAX_WR as c_int)), 0);
+        // The first post in the new ring also reads which entries are free.
+        call!(RINGS.post_srq_recv(p.srq, &mut Default::default(), ptr::null_mut()));
+        check(&p, is_bus);
+    }
 }
