@@ -42,11 +42,6 @@ pub(crate) fn validate(dev: &Core<'_>) -> Result {
     }
     // Chains have one or two descriptors, and are added where nothing can be allocated.
     dev.clear_feature(bindings::VIRTIO_RING_F_INDIRECT_DESC);
-    // Rings are accessed with the barriers between processors. A device behind a bus needs others, which only
-    // virtqueues have.
-    if dev.has_feature(bindings::VIRTIO_F_ORDER_PLATFORM) {
-        dev.clear_feature(bindings::VIRTIO_RDMA_F_RINGS);
-    }
     // An armed CQ must signal the next completion even if earlier ones were not polled, and the
     // event index would suppress that.
     dev.clear_feature(bindings::VIRTIO_RING_F_EVENT_IDX);

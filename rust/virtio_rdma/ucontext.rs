@@ -35,6 +35,7 @@ impl ib::UserContext<Hca> for Ucontext {
         let has_srqs = config.max_srq != 0;
         bindings::virtio_rdma_uresp_alloc_ucontext {
             data_path: match config.rings {
+                Some(_) if config.behind_bus => bindings::VIRTIO_RDMA_UDATA_PATH_RINGS_BUS,
                 Some(_) => bindings::VIRTIO_RDMA_UDATA_PATH_RINGS,
                 None => bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
             },

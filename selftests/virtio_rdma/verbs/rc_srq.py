@@ -19,6 +19,8 @@ from pyverbs.wr import SendWR
 DEVICE = open_device()
 SIZE = 64
 GRH = 40
+# The QPs of a test that has many of them. Each has a sender, and the kernel has QPs as well.
+MANY = min(64, DEVICE.attr.max_qp // 4)
 
 
 class Receiver:
@@ -139,8 +141,8 @@ def one_qp(rng):
 
 
 def many_qps(rng):
-    """64 QPs on one SRQ that has fewer receives than there are QPs."""
-    with Receiver(64, depth=16) as receiver:
+    """Many QPs on one SRQ that has fewer receives than there are QPs."""
+    with Receiver(MANY, depth=16) as receiver:
         traffic(rng, receiver, 2000)
 
 
@@ -190,13 +192,13 @@ def full(_rng):
 
 def woken(rng):
     """Senders wait for receives without an end; each receive that is posted wakes one of them."""
-    with Receiver(64, depth=64, min_rnr_timer=0) as receiver:
+    with Receiver(MANY, depth=MANY, min_rnr_timer=0) as receiver:
         target = receiver.memory(SIZE)
         for index, sender in enumerate(receiver.senders):
             sender.post_send(e.IBV_WR_SEND, [], index)
         seen = set()
-        while len(seen) < 64:
-            count = min(rng.randint(1, 4), 64 - len(seen))
+        while len(seen) < MANY:
+            count = min(rng.randint(1, 4), MANY - len(seen))
             for _ in range(count):
                 receiver.post([sge(target)])
             seen |= {wc.qp_num for wc in complete(receiver.cq, count)}

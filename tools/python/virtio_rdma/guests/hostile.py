@@ -52,6 +52,12 @@ class Bare(Hostile):
     arguments = ("--direct", "--without", ",".join(map(str, range(3, 24))))
 
 
+class Groundless(Hostile):
+    """One guest whose device offers what requires rings, but not VIRTIO_RDMA_F_RINGS, as no device may."""
+
+    arguments = ("--direct", "--without", "2")
+
+
 class Bus(Hostile):
     """One guest whose device is behind a bus that orders memory in its own way: it offers VIRTIO_F_ORDER_PLATFORM."""
 
