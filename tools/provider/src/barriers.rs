@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! The barriers between a program and the device (specification, chapter 13).
+//! The barriers between a program and the device (specification, Rings: Words and orders).
 //!
 //! The atomics of [`crate::atomic`] order what threads see of each other, and what a device sees that
 //! shares memory as a processor does. They are not made for a device behind a bus: with
