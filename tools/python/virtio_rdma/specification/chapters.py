@@ -81,11 +81,6 @@ class Chapter:
         """The name without its ending."""
         return self.file.removesuffix(".md")
 
-    @property
-    def is_converted(self) -> bool:
-        """Whether a heading says that requirements follow."""
-        return any(block.text in SIDES for block in self.blocks if block.level)
-
     def indexed(self) -> list[str]:
         """Returns the files of the chapters that the tables of an index name, in their order."""
         return [file for block in self.blocks if block.kind == "table" for file in LINK.findall(block.text)]

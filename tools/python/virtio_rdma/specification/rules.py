@@ -3,7 +3,7 @@
 
 import errno
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from virtio_rdma.specification.chapters import (
     BOLD_NUMBER,
@@ -180,13 +180,13 @@ def numbers(chapters: list[Chapter]) -> Iterator[str]:
                     yield problem(chapter, block.line_of(found.start()), f"there is no clause {found[0]}")
 
 
-def check(chapters: list[Chapter], known: Names, not_converted: Collection[str]) -> list[str]:
-    """Returns what is wrong with chapters. Those that are not converted have their old form, and few rules."""
+def check(chapters: list[Chapter], known: Names) -> list[str]:
+    """Returns what is wrong with chapters."""
     found = [*index(chapters), *numbers(chapters)]
     for chapter in chapters:
         for rule in (headings, parts, clauses, bold_numbers):
             found += rule(chapter)
-        if chapter.file in INFORMATIVE or chapter.name in not_converted:
+        if chapter.file in INFORMATIVE:
             continue
         for rule in (keywords, particular):
             found += rule(chapter)

@@ -67,9 +67,9 @@ def specification(changes=(), **others):
     return [chapters.read(text, file) for file, text in files.items()]
 
 
-def wrong(found, not_converted=()):
+def wrong(found):
     """Returns what is wrong with chapters, with their names and lines left out."""
-    return [re.sub(r"^\S+:\d+: ", "", line) for line in rules.check(found, Names(LAYOUT), not_converted)]
+    return [re.sub(r"^\S+:\d+: ", "", line) for line in rules.check(found, Names(LAYOUT))]
 
 
 def test_the_specification():
@@ -83,7 +83,6 @@ def test_clauses_are_read():
     assert [block.text for block in rings.owned if block.kind == "text"][1:3] == [
         "It MAY look later.", "- A list that belongs to it SHOULD be short."]
     assert rings.name == "rings"
-    assert rings.is_converted
 
 
 @pytest.mark.parametrize(("changes", "found"), [
@@ -130,8 +129,7 @@ def test_rules_find_what_is_planted(changes, found):
 
 
 def test_rules_of_other_chapters():
-    new = SPDX + "# New\n\nA device MUST answer EIO.\n"
-    assert wrong(specification(**{"new.md": new}), ["new"]) == ["README.md does not name this chapter"]
+    assert wrong(specification(**{"new.md": SPDX + "# New\n"})) == ["README.md does not name this chapter"]
     index = INDEX + "| [Differences](rfc.md) | differences |\n"
     rfc = SPDX + "# Differences\n\nLinux MUST answer EIO, in chapter 5.\n"
     assert not wrong(specification(**{"README.md": index, "rfc.md": rfc}))
@@ -149,20 +147,11 @@ def test_rules_of_other_chapters():
      ["manifest.toml has no entry for V-RING-01", "D-RING-03 is no clause of rings.md"]),
     ({"rings": {"D-RING-01": ["a"], "D-RING-02": ["a"]}, "README": {"V-RING-01": ["a"]}},
      ["V-RING-01 is no clause of README.md"]),
-    ({"rings": {"converted": False, "D-RING-01": ["a"], "D-RING-02": ["a"], "V-RING-01": ["a"]}, "old": {}},
-     ['rings is converted, so "converted" goes', "old is no chapter"]),
-], ids=["whole", "entries", "left out", "elsewhere", "not converted"])
+    ({"rings": {"D-RING-01": ["a"], "D-RING-02": ["a"], "V-RING-01": ["a"]}, "old": {}}, ["old is no chapter"]),
+], ids=["whole", "entries", "left out", "elsewhere", "no chapter"])
 def test_the_manifest_is_checked(entries, found):
     problems = manifest.check(specification(), entries, lambda name, _: name in ("a", "b"))
     assert [line.removeprefix("manifest.toml: ") for line in problems] == found
-
-
-def test_a_chapter_that_is_not_converted_has_no_entries():
-    found = specification(**{"rings.md": SPDX + "# Rings\n\nA device MUST.\n"})
-    entries = {"rings": {"converted": False}}
-    assert not manifest.check(found, entries, lambda *_: False)
-    assert not wrong(found, manifest.not_converted(entries))
-    assert wrong(found) == ["MUST is not in a clause"]
 
 
 SOURCES = {
