@@ -190,6 +190,10 @@ rustdoc: ## documentation of all Rust, below build/doc
 	@$(device_cargo) env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
 	@$(provider) rustdoc
 
+.PHONY: specification
+specification: ## the specification as LaTeX in the form of VIRTIO's, and as a PDF, in build/specification
+	@$(vm)/python --root specification virtio_rdma.specification latex $(build)/specification
+
 .PHONY: clean
 clean: ## remove build/; what is cached for all checkouts stays
 	rm -rf $(build)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""Checks the chapters of the specification and its manifest."""
+"""Checks the chapters of the specification and its manifest, or writes its LaTeX and its PDF."""
 
 import argparse
 import sys
 
-from virtio_rdma.specification import chapters, manifest, names, rules, tests
+from virtio_rdma.specification import chapters, latex, manifest, names, rules, tests
 
 
 def problems(folder: str = chapters.FOLDER) -> list[str]:
@@ -19,7 +19,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="print what is wrong, and fail if something is")
     check.add_argument("folder", nargs="?", default=chapters.FOLDER, help="the chapters")
-    found = problems(parser.parse_args().folder)
+    make = commands.add_parser("latex", help='write LaTeX and a PDF; in the root "specification"')
+    make.add_argument("out", help="the directory that gets them")
+    make.add_argument("folder", nargs="?", default=chapters.FOLDER, help="the chapters")
+    options = parser.parse_args()
+    if options.command == "latex":
+        latex.write(options.folder, options.out)
+        return 0
+    found = problems(options.folder)
     print("\n".join(found), end="\n" * bool(found))
     return bool(found)
 

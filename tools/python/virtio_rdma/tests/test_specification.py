@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The specification has the form that its tools ask for, and each of its clauses has tests or a reason. The tools find
-what is planted in a small specification."""
+what is planted in a small specification, and turn it into LaTeX."""
 
+import os
 import re
 
 import pytest
 
 from virtio_rdma.specification import __main__ as program
-from virtio_rdma.specification import chapters, manifest, rules
+from virtio_rdma.specification import chapters, latex, layouts, manifest, rules, tables
 from virtio_rdma.specification.names import Names
 from virtio_rdma.specification.tests import Sources
 
@@ -181,3 +182,100 @@ def test_tests_are_found(tmp_path):
     assert [name for name in FOUND if not tests.is_test(name, "D-CTRL-12")] == []
     assert [name for name in LOST if tests.is_test(name, "D-CTRL-12")] == []
     assert not tests.is_test("conform: D-CTRL-12", "D-CTRL-11")
+
+
+def words(text):
+    """Returns a text as pandoc has it."""
+    found = []
+    for word in text.split():
+        found += [{"t": "Space"}, {"t": "Str", "c": word}]
+    return found[1:]
+
+
+def heading(level, text):
+    return {"t": "Header", "c": [level, [text.lower().replace(" ", "-"), [], []], words(text)]}
+
+
+def para(*inlines):
+    return {"t": "Para", "c": list(inlines)}
+
+
+def strong(text):
+    return {"t": "Strong", "c": words(text)}
+
+
+def latex_of(blocks):
+    """Returns the LaTeX of each block, with words as they are, and where requirements are."""
+    labels = {"": f"{latex.DEVICE} / Rings", "posting": f"{latex.DEVICE} / Rings / Posting"}
+    writer = latex.Writer([latex.Document("rings.md", blocks, labels)])
+    found = []
+    for block in writer.headings(blocks):
+        inner = block["c"]
+        found.append(inner[1] if block["t"] == "RawBlock" else "".join(
+            part["c"][1] if part["t"] == "RawInline" else part.get("c", " ") for part in inner))
+    return found, writer.normative
+
+
+def test_headings_and_clauses_as_latex():
+    where = "Device Types / RDMA Device / Rings"
+    found, normative = latex_of([
+        heading(1, "Rings"), heading(2, "F_X"), heading(3, "Part"), heading(4, "Of it"),
+        heading(3, "Device requirements"),
+        para(strong("D-RING-01"), {"t": "Space"}, *words("A device MUST."))])
+    assert found == [
+        f"\\subsection{{Rings}}\\label{{sec:{where}}}", f"\\subsubsection{{F_X}}\\label{{sec:{where} / F-X}}",
+        f"\\paragraph{{Part}}\\label{{sec:{where} / F-X / Part}}",
+        f"\\subparagraph{{Of it}}\\label{{sec:{where} / F-X / Part / Of it}}",
+        f"\\devicenormative{{\\paragraph}}{{F\\_X}}{{{where} / F-X}}", "\\clause{D-RING-01} A device MUST."]
+    assert normative == {"D": [f"{where} / F-X"], "V": []}
+
+
+def test_requirements_of_a_whole_chapter():
+    where = "Device Types / RDMA Device / Rings"
+    found, normative = latex_of([
+        heading(1, "Rings"), heading(2, "Posting"), heading(2, "Requirements"), heading(3, "Device requirements"),
+        heading(3, "Driver requirements")])
+    assert found[2:] == [f"\\{side}normative{{\\subsubsection}}{{Rings}}{{{where}}}" for side in ("device", "driver")]
+    assert normative == {"D": [where], "V": [where]}
+    assert f"\n\\item \\ref{{drivernormative:{where}}}\n" in latex.conformance("V", normative["V"])
+
+
+@pytest.mark.parametrize(("inlines", "expected"), [
+    ([{"t": "Code", "c": [["", [], []], "max_qp"]}], "\\field{max\\_qp}"),
+    ([{"t": "Code", "c": [["", [], []], "a - 1"]}], "\\texttt{a - 1}"),
+    (words("0..2^32-1"), "0..$2^{32}$-1"),
+    (words("1 << 3"), "1 \\textless{}\\null\\textless{} 3"),
+    ([*words("2^"), {"t": "Code", "c": [["", [], []], "shift"]}], "2\\textsuperscript{\\field{shift}}"),
+    ([{"t": "Link", "c": [["", [], []], words("post"), ["#posting", ""]]}],
+     "\\hyperref[sec:Device Types / RDMA Device / Rings / Posting]{post}"),
+    ([{"t": "Link", "c": [["", [], []], words("driver"), ["linux.md", ""]]}], "driver"),
+], ids=["field", "expression", "power", "shift", "power of a field", "link", "link to what is not there"])
+def test_parts_of_paragraphs_as_latex(inlines, expected):
+    assert latex_of([para(*inlines)])[0] == [expected]
+
+
+def test_columns_are_as_wide_as_their_text():
+    size, widths = tables.size_of([["name", "VIRTIO_RDMA_F_RINGS"], ["meaning", "queues are rings " * 20]])
+    assert size == "small"
+    assert widths[0] < 0.4 < widths[1]
+    assert sum(widths) <= 1 - 2 * tables.GAP + 1e-9
+
+
+@pytest.mark.parametrize("text", ["VIRTIO_RDMA_CAPABILITY" * 2, "v" * 500], ids=["broken", "too wide"])
+def test_columns_of_long_words(text):
+    size, widths = tables.size_of([[text]] * 4)
+    assert size == "scriptsize"
+    assert widths == pytest.approx([0.25 - tables.GAP] * 4)
+
+
+def test_structures_as_c():
+    text = layouts.structures()["virtio_rdma_cmd_reg_user_mr"]
+    assert text.startswith("struct virtio_rdma_cmd_reg_user_mr {\n        le32 ")
+    assert "__" not in text
+    assert layouts.structures().keys() == set(re.findall(r"^### struct (\w+),", layouts.text(), re.MULTILINE))
+
+
+def test_the_introduction_has_the_device_id():
+    with open(os.path.join(latex.TEMPLATES, "introduction.tex"), encoding="ascii") as file:
+        number = layouts.header.DEFINE.search(layouts.header.text_of(layouts.header.DEVICE))["value"]
+        assert f"\n\n{number}\n" in file.read()
