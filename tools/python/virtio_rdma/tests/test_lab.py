@@ -215,6 +215,7 @@ def test_exit_status(line, expected, machine):
     (("run", "--loss", "51", "--", "true"), "not between 0 and 50"),
     (("run", "--", "/none"), "/none: No such file"),
     (("run", "--guest", "2", "--", "true"), "unexpected argument '--guest'"),
+    (("--guests", "2", "./my_test"), "`run` or `shell` comes first: virtio-rdma-lab run --guests 2 -- ./my_test"),
     (("shell", "--cmd1", "true"), "--cmd1: guest 1 has the shell"),
     (("shell",), "the standard input is no terminal")])
 def test_mistake(argv, why, machine):

@@ -29,8 +29,6 @@ mod run;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use options::{Options, Verb};
 
 /// The exit status if the lab itself fails, as that of env(1), nohup(1) and timeout(1).
@@ -40,7 +38,9 @@ fn main() -> ExitCode {
     if init::is_guest() {
         init::main();
     }
-    let result = match Options::parse().verb {
+    let line: Vec<_> = std::env::args_os().collect();
+    let options = Options::of(&line).unwrap_or_else(|error| error.exit());
+    let result = match options.verb {
         Verb::Run(options) => run::run(&options),
         Verb::Shell(options) => run::shell(&options),
     };

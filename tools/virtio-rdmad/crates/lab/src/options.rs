@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
@@ -12,6 +13,8 @@ use crate::error::Error;
 const MOST_GUESTS: u8 = 16;
 /// The guests whose options the help shows. The others have the same.
 const SHOWN: u8 = 2;
+/// What a user is told who leaves `run` out.
+const TIP: &str = "`run` or `shell` comes first: virtio-rdma-lab run --guests 2 -- ./my_test";
 
 /// Guests with virtio-rdma devices: RDMA without hardware, without root and without a module in the host's kernel.
 #[derive(Debug, Parser)]
@@ -20,6 +23,30 @@ pub struct Options {
     /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
+}
+
+impl Options {
+    /// Takes a command line apart, whose first word is the name of the program.
+    pub fn of(line: &[OsString]) -> Result<Self, clap::Error> {
+        let first = line.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+        Self::try_parse_from(line).map_err(|error| with_tip(error, first))
+    }
+}
+
+/// Adds the tip to an error, if the first word of the command line is what is wrong, and clap knows no verb like it.
+fn with_tip(mut error: clap::Error, first: &str) -> clap::Error {
+    let is_first = |kind| match error.get(kind) {
+        Some(ContextValue::String(wrong)) => first.starts_with(wrong),
+        _ => false,
+    };
+    let is_wrong = is_first(ContextKind::InvalidArg) || is_first(ContextKind::InvalidSubcommand);
+    if is_wrong && error.get(ContextKind::SuggestedSubcommand).is_none() {
+        // Here clap would suggest `--version` for `--verbose`.
+        error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::Usage);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![TIP.into()]));
+    }
+    error
 }
 
 /// What to do.
@@ -153,4 +180,35 @@ fn percentage(text: &str) -> Result<f64, String> {
     let number = text.parse().map_err(|_| "not a number".to_owned())?;
     let is_one = (0.0..=50.0).contains(&number);
     is_one.then_some(number).ok_or_else(|| "not between 0 and 50".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what a user reads whose command line is wrong.
+    fn mistake(line: &str) -> String {
+        let words = std::iter::once("virtio-rdma-lab").chain(line.split(' '));
+        Options::of(&words.map(OsString::from).collect::<Vec<_>>()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_user_who_leaves_run_out_gets_a_tip() {
+        for line in [
+            "--guests 2 ./test",
+            "--guests=2 run ./test",
+            "./test",
+            "-v run ./test",
+            "--verbose ./test",
+        ] {
+            let text = mistake(line);
+            assert!(text.contains(TIP) && !text.contains("--version"), "{line}: {text}");
+        }
+        for (line, expected) in
+            [("runn -- true", "'run'"), ("help ./test", "./test"), ("run --guest 2", "'--guests'")]
+        {
+            let text = mistake(line);
+            assert!(text.contains(expected) && !text.contains(TIP), "{line}: {text}");
+        }
+    }
 }
