@@ -249,6 +249,14 @@ def test_output(machine):
 
 
 @one
+def test_verbose(machine):
+    """With -v, the kernel says how it boots, and complains about nothing that the lab gives it."""
+    status, text = machine.lab("run", "-v", "--", "true")
+    assert (status, text.count("Run /init as init process")) == (0, 2), text
+    assert "epoll" not in text, text
+
+
+@one
 def test_files(machine):
     """What a guest writes is its own, but for the working directory if the user says so."""
     status, text = machine.shell("echo mine >file && cat file && rm -rf /usr/bin && ls /usr/bin; touch /tmp/x")

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread::{spawn, JoinHandle};
 
 use rustix::io::{fcntl_setfd, FdFlags};
@@ -46,6 +46,8 @@ pub struct Guest {
     child: Child,
     pumps: Vec<JoinHandle<io::Result<()>>>,
     signals: UnixStream,
+    /// The input of the kernel's console, to which nothing is written.
+    _console: Option<ChildStdin>,
 }
 
 impl Guest {
@@ -72,12 +74,14 @@ impl Guest {
                 plan.nic_socket().display()
             ))
             .arg(format!("ip={address}:::255.255.255.0:{}:vec0:off", plan.name()))
-            .args(["con=null", "con0=null,fd:2", "ssl=null", "panic=-1"])
+            .args(["con=null", "con0=fd:0,fd:2", "ssl=null", "panic=-1"])
             .arg(format!("ssl0={}", output.channel()))
             .arg(format!("ssl1={}", errors.channel()))
             .arg(format!("ssl2={}", signals.channel()))
             .args(if *is_verbose { &[][..] } else { &["quiet", "loglevel=1"] })
-            .stdin(Stdio::null())
+            // The kernel polls the input of its console, and complains about one that epoll does not take: /dev/null, also
+            // if it opens that itself (`null`).
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             // The kernel would change the settings of a terminal.
             .stderr(if *is_verbose { Stdio::piped() } else { Stdio::null() })
@@ -101,7 +105,8 @@ impl Guest {
         }
         let of_kernel = format!("{} kernel: ", plan.name());
         pumps.extend(child.stderr.take().map(|messages| pump(messages, of_kernel, io::stderr())));
-        Ok(Self { plan: plan.clone(), child, pumps, signals: signals.own })
+        let console = child.stdin.take();
+        Ok(Self { plan: plan.clone(), child, pumps, signals: signals.own, _console: console })
     }
 
     /// Returns the name of the guest.
