@@ -249,6 +249,24 @@ def test_output(machine):
 
 
 @one
+@pytest.mark.parametrize("errors", ["2>err", "2>&1"])
+def test_nobody_reads_the_output(errors, machine):
+    """The lab ends by SIGPIPE then, as other programs do, says nothing, and leaves nothing behind."""
+    line = f"TMPDIR=$PWD; export TMPDIR; {{ {LAB} run -- yes {errors}; echo $? >status; }} | head -n 1"
+    with machine.start("sh", "-c", line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       encoding="utf-8") as process:
+        text, _ = process.communicate(timeout=SECONDS)
+    assert re.fullmatch(r"guest[12]: y\n", text), text
+    with open(os.path.join(machine.work, "status"), encoding="utf-8") as file:
+        assert file.read() == f"{128 + signal.SIGPIPE}\n"
+    if errors == "2>err":
+        with open(os.path.join(machine.work, "err"), encoding="utf-8") as file:
+            assert file.read() == ""
+    assert [name for name in os.listdir(machine.work) if name.startswith("virtio-rdma-lab.")] == []
+    wait_until_gone()
+
+
+@one
 def test_verbose(machine):
     """With -v, the kernel says how it boots, and complains about nothing that the lab gives it."""
     status, text = machine.lab("run", "-v", "--", "true")

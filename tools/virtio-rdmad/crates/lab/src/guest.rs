@@ -6,19 +6,26 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::thread::{spawn, JoinHandle};
+use std::sync::mpsc::Sender;
+use std::thread::{sleep, spawn, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::io::{fcntl_setfd, FdFlags};
 
 use crate::child::die_with_parent;
 use crate::error::Error;
-use crate::job::{End, Job};
+use crate::event::Event;
+use crate::job::{End, Job, Size, Tell};
 use crate::options;
 use crate::payload::Payload;
 use crate::plan::Plan;
 
 /// Bytes of a line after which it is written, though it has no end.
 const LONG_LINE: u64 = 64 << 10;
+/// How long the output of a guest that was killed may take until it is written.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How often the guest looks whether it is.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A serial line: the end of this machine, and that of the kernel.
 struct Line {
@@ -40,23 +47,24 @@ impl Line {
     }
 }
 
-/// A running guest.
+/// A running guest, which is killed when this is dropped.
 pub struct Guest {
     plan: Plan,
     child: Child,
-    pumps: Vec<JoinHandle<io::Result<()>>>,
+    pumps: Vec<JoinHandle<()>>,
     signals: UnixStream,
     /// The input of the kernel's console, to which nothing is written.
     _console: Option<ChildStdin>,
 }
 
 impl Guest {
-    /// Boots a guest, which does its job.
+    /// Boots a guest, which does its job. An event tells if its output cannot be written.
     pub fn boot(
         payload: &Payload,
         plan: &Plan,
         options: &options::Guests,
         job: &Job,
+        events: &Sender<Event>,
     ) -> Result<Self, Error> {
         job.write(&plan.directory)?;
         let [output, errors, signals] = [Line::new()?, Line::new()?, Line::new()?];
@@ -97,16 +105,22 @@ impl Guest {
         // The kernel fails if an end of a serial line is closed while it runs.
         let of_output = if job.terminal.is_some() { String::new() } else { prefix.clone() };
         let mut pumps = vec![
-            pump(output.own.try_clone()?, of_output, io::stdout()),
-            pump(errors.own, prefix, io::stderr()),
+            pump(output.own.try_clone()?, of_output, io::stdout(), events.clone()),
+            pump(errors.own, prefix, io::stderr(), events.clone()),
         ];
         if job.terminal.is_some() {
             type_into(output.own);
         }
         let of_kernel = format!("{} kernel: ", plan.name());
-        pumps.extend(child.stderr.take().map(|messages| pump(messages, of_kernel, io::stderr())));
+        let messages = child.stderr.take();
+        pumps.extend(messages.map(|from| pump(from, of_kernel, io::stderr(), events.clone())));
         let console = child.stdin.take();
         Ok(Self { plan: plan.clone(), child, pumps, signals: signals.own, _console: console })
+    }
+
+    /// Returns the number of the guest.
+    pub fn number(&self) -> u8 {
+        self.plan.number
     }
 
     /// Returns the name of the guest.
@@ -119,14 +133,32 @@ impl Guest {
         Ok(self.signals.try_clone()?)
     }
 
-    /// Waits for the end of the guest, and returns how its job ended.
-    pub fn wait(mut self) -> Result<End, Error> {
-        let status = self.child.wait()?;
+    /// Gives a signal to the guest's command.
+    pub fn signal(&self, signal: u8) {
+        // A guest that has ended needs none.
+        let _ = (&self.signals).write_all(&Tell { signal, size: Size::default() }.to_bytes());
+    }
+
+    /// Returns how the job ended, and `None` while the guest runs. All output of a guest that has ended is written.
+    pub fn try_wait(&mut self) -> Result<Option<End>, Error> {
+        let Some(status) = self.child.try_wait()? else { return Ok(None) };
         for pump in self.pumps.drain(..) {
-            pump.join().map_err(|_| "a thread has failed")??;
+            pump.join().map_err(|_| "a thread has failed")?;
         }
         let end = End::read(&self.plan.directory)?;
-        Ok(end.unwrap_or_else(|| End::Failed(format!("its kernel has ended: {status}"))))
+        Ok(Some(end.unwrap_or_else(|| End::Failed(format!("its kernel has ended: {status}")))))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both are done already if the guest has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let end = Instant::now() + LAST_WORDS;
+        while !self.pumps.iter().all(JoinHandle::is_finished) && Instant::now() < end {
+            sleep(LOOK);
+        }
     }
 }
 
@@ -135,24 +167,35 @@ fn pump(
     mut from: impl Read + Send + 'static,
     prefix: String,
     mut to: impl Write + Send + 'static,
-) -> JoinHandle<io::Result<()>> {
+    events: Sender<Event>,
+) -> JoinHandle<()> {
     spawn(move || {
-        if prefix.is_empty() {
-            return copy(&mut from, &mut to);
+        let result = if prefix.is_empty() {
+            copy(&mut from, &mut to)
+        } else {
+            copy_lines(&mut BufReader::new(&mut from), prefix.into_bytes(), &mut to)
+        };
+        if let Err(error) = result {
+            let _ = events.send(Event::Output(error));
+            // Without this, the command and the kernel would complain before the guest is killed.
+            let _ = io::copy(&mut from, &mut io::sink());
         }
-        let mut from = BufReader::new(from);
-        let mut line = prefix.clone().into_bytes();
-        while from.by_ref().take(LONG_LINE).read_until(b'\n', &mut line)? > 0 {
-            if line.last() != Some(&b'\n') {
-                line.push(b'\n');
-            }
-            // One call for a line, so that the lines of guests do not mix.
-            to.write_all(&line)?;
-            to.flush()?;
-            line.truncate(prefix.len());
-        }
-        Ok(())
     })
+}
+
+/// Copies lines, each behind a prefix.
+fn copy_lines(from: &mut impl BufRead, prefix: Vec<u8>, to: &mut impl Write) -> io::Result<()> {
+    let (length, mut line) = (prefix.len(), prefix);
+    while from.by_ref().take(LONG_LINE).read_until(b'\n', &mut line)? > 0 {
+        if line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        // One call for a line, so that the lines of guests do not mix.
+        to.write_all(&line)?;
+        to.flush()?;
+        line.truncate(length);
+    }
+    Ok(())
 }
 
 /// Copies what comes, at once.
@@ -169,4 +212,41 @@ fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
 /// Starts a thread that copies what the user types.
 fn type_into(mut to: UnixStream) {
     spawn(move || copy(&mut io::stdin().lock(), &mut to));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// What a program is connected to whose reader has ended.
+    struct Closed;
+
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_guest_does_not_notice_that_nobody_reads_its_output() {
+        for prefix in ["", "guest1: "] {
+            let (from, mut guest) = UnixStream::pair().unwrap();
+            let (sender, events) = channel();
+            let pump = pump(from, prefix.to_owned(), Closed, sender);
+            guest.write_all(b"first\n").unwrap();
+            assert!(matches!(events.recv(), Ok(Event::Output(_))), "{prefix}");
+            // More than the socket holds.
+            for _ in 0..1000 {
+                guest.write_all(&[b'x'; 1000]).unwrap();
+            }
+            drop(guest);
+            pump.join().unwrap();
+        }
+    }
 }

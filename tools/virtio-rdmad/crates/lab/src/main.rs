@@ -11,7 +11,7 @@
 //! The modules, from the bottom to the top:
 //!
 //! * [`error`]: what keeps the lab from its work
-//! * [`job`], [`options`], [`payload`], [`plan`], [`child`], [`cable`]
+//! * [`event`], [`job`], [`options`], [`payload`], [`plan`], [`child`], [`cable`]
 //! * [`device`], [`guest`]
 //! * [`run`], [`init`]
 
@@ -19,6 +19,7 @@ mod cable;
 mod child;
 mod device;
 mod error;
+mod event;
 mod guest;
 mod init;
 mod job;
@@ -27,8 +28,13 @@ mod payload;
 mod plan;
 mod run;
 
+use std::io::Write;
 use std::process::ExitCode;
 
+use signal_hook::consts::SIGPIPE;
+use signal_hook::low_level::emulate_default_handler;
+
+use error::{Error, OutputClosed};
 use options::{Options, Verb};
 
 /// The exit status if the lab itself fails, as that of env(1), nohup(1) and timeout(1).
@@ -44,11 +50,17 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(&options),
         Verb::Shell(options) => run::shell(&options),
     };
-    match result {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => {
-            eprintln!("virtio-rdma-lab: {error}");
-            ExitCode::from(FAILED)
-        }
+    ExitCode::from(result.unwrap_or_else(|error| failed(&error)))
+}
+
+/// Says why the lab has failed, and returns its exit status. Where nobody reads the output, the process ends as other
+/// programs do, by SIGPIPE.
+fn failed(error: &Error) -> u8 {
+    if error.is::<OutputClosed>() {
+        // It fails if the table of signals lacks SIGPIPE.
+        let _ = emulate_default_handler(SIGPIPE);
     }
+    // Nobody may read this either.
+    let _ = writeln!(std::io::stderr(), "virtio-rdma-lab: {error}");
+    FAILED
 }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Runs commands in guests.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{stdin, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc::{channel, Receiver};
 
 use rustix::termios::{tcgetattr, tcgetwinsize, tcsetattr, OptionalActions, Termios};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::device;
-use crate::error::Error;
+use crate::error::{of_output, Error};
+use crate::event::{self, Event};
 use crate::guest::Guest;
 use crate::job::{End, Job, Size, Tell};
 use crate::options::{Guests, Run, Shell};
@@ -31,6 +34,9 @@ struct Task {
     terminal: Option<Size>,
 }
 
+/// The number of a guest that has ended, and the exit status of its command.
+type Ended = (u8, Result<u8, Error>);
+
 /// Runs the commands in the guests, and returns the exit status of the lab.
 pub fn run(options: &Run) -> Result<u8, Error> {
     let Run { guests, commands, command } = options;
@@ -48,16 +54,15 @@ pub fn run(options: &Run) -> Result<u8, Error> {
         };
         Ok(Task { command, terminal: None })
     });
-    let running = start(guests, tasks.collect::<Result<_, Error>>()?)?;
+    let mut running = start(guests, tasks.collect::<Result<_, Error>>()?)?;
     pass_signals(&running.guests, &SIGNALS)?;
-    let mut status = 0;
-    for guest in running.guests {
-        let of_guest = end(guest)?;
-        if status == 0 {
-            status = of_guest;
+    let mut statuses = BTreeMap::new();
+    while !running.guests.is_empty() {
+        for (guest, status) in running.next()? {
+            statuses.insert(guest, status?);
         }
     }
-    Ok(status)
+    Ok(statuses.into_values().find(|status| *status != 0).unwrap_or(0))
 }
 
 /// Opens a shell in guest 1, and returns the exit status of the shell.
@@ -79,27 +84,67 @@ pub fn shell(options: &Shell) -> Result<u8, Error> {
         None => Task::default(),
     };
     let _raw = Raw::set()?;
-    let running = start(guests, (1..=guests.count).map(task).collect())?;
-    let mut guests = running.guests.into_iter();
-    let first = guests.next().ok_or("there is no guest")?;
-    pass_signals(std::slice::from_ref(&first), &[SIGHUP, SIGTERM, SIGWINCH])?;
-    let status = end(first)?;
-    for guest in guests {
-        let signal = u8::try_from(SIGTERM)?;
-        // A guest that has ended needs no signal.
-        let _ = guest.signals()?.write_all(&Tell { signal, size: Size::default() }.to_bytes());
-        end(guest)?;
+    let mut running = start(guests, (1..=guests.count).map(task).collect())?;
+    let first = running.guests.get(..1).ok_or("there is no guest")?;
+    pass_signals(first, &[SIGHUP, SIGTERM, SIGWINCH])?;
+    // The shell goes on without a guest that fails.
+    let mut statuses = BTreeMap::new();
+    while !statuses.contains_key(&1) {
+        statuses.extend(running.next()?);
     }
-    Ok(status)
+    for guest in &running.guests {
+        guest.signal(u8::try_from(SIGTERM)?);
+    }
+    while !running.guests.is_empty() {
+        statuses.extend(running.next()?);
+    }
+    let statuses = statuses.into_values().collect::<Result<Vec<_>, _>>()?;
+    statuses.first().copied().ok_or_else(|| "there is no guest".into())
 }
 
 /// Guests that run, and their devices. The fields are dropped in this order.
 struct Running {
+    /// Those that have not ended.
     guests: Vec<Guest>,
+    events: Receiver<Event>,
     _devices: Vec<device::Device>,
     /// A kernel opens its initramfs after a while.
     _payload: Payload,
     _directory: tempfile::TempDir,
+}
+
+impl Running {
+    /// Waits until a guest has ended, or some have. Returns those.
+    fn next(&mut self) -> Result<Vec<Ended>, Error> {
+        loop {
+            let mut ends = Vec::new();
+            for guest in &mut self.guests {
+                ends.extend(guest.try_wait()?.map(|end| (guest.number(), guest.name(), end)));
+            }
+            // Where output was not written, that is the reason, and not how the guest has ended.
+            let mut is_news = false;
+            while let Ok(event) = self.events.try_recv() {
+                is_news = true;
+                check(event)?;
+            }
+            if !ends.is_empty() {
+                self.guests.retain(|guest| ends.iter().all(|(ended, ..)| *ended != guest.number()));
+                let of = |(number, name, end): (_, String, _)| (number, status(&name, end));
+                return Ok(ends.into_iter().map(of).collect());
+            }
+            if !is_news {
+                check(self.events.recv()?)?;
+            }
+        }
+    }
+}
+
+/// Returns the error of which an event tells, if it does.
+fn check(event: Event) -> Result<(), Error> {
+    match event {
+        Event::Child => Ok(()),
+        Event::Output(error) => Err(of_output(&error)),
+    }
 }
 
 /// Starts guests, a task for each.
@@ -111,17 +156,19 @@ fn start(options: &Guests, tasks: Vec<Task>) -> Result<Running, Error> {
     let plans = (1..=options.count).map(|number| Plan::new(number, directory.path()));
     let plans = plans.collect::<Result<Vec<_>, _>>()?;
     let devices = device::start(&payload, &plans, options)?;
+    let (sender, events) = channel();
     let mut guests = Vec::new();
     for (plan, task) in plans.iter().zip(tasks) {
-        guests.push(Guest::boot(&payload, plan, options, &job(options, plan, &plans, task)?)?);
+        let job = job(options, plan, &plans, task)?;
+        guests.push(Guest::boot(&payload, plan, options, &job, &sender)?);
     }
-    Ok(Running { guests, _devices: devices, _payload: payload, _directory: directory })
+    event::notice_children(sender)?;
+    Ok(Running { guests, events, _devices: devices, _payload: payload, _directory: directory })
 }
 
-/// Waits for the end of a guest, and returns its exit status.
-fn end(guest: Guest) -> Result<u8, Error> {
-    let name = guest.name();
-    match guest.wait()? {
+/// Returns the exit status of a guest's command.
+fn status(name: &str, end: End) -> Result<u8, Error> {
+    match end {
         End::Exited(status) => Ok(status),
         End::Killed(signal) => Ok(BY_SIGNAL.saturating_add(signal)),
         End::Failed(why) => Err(format!("{name}: {why}").into()),
