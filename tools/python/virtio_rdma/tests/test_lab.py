@@ -208,6 +208,30 @@ def test_exit_status(line, expected, machine):
 
 
 @one
+def test_failure(machine):
+    """If a command fails, that of the other guest does not wait for ever, and its end is not the status."""
+    line = "[ $GUEST = 1 ] || exit 3; trap 'echo got; exit 4' TERM; while :; do sleep 0.1; done"
+    status, text = machine.shell(line, guests=2)
+    assert status == 3, text
+    assert "virtio-rdma-lab: guest2 has failed with status 3: the others get SIGTERM\n" in text
+    assert "guest1: got\n" in text
+    wait_until_gone()
+
+
+@one
+@pytest.mark.parametrize(("line", "expected"), [
+    ("sleep 1000", ""),
+    ("trap '' TERM; while :; do sleep 0.1; done",
+     "".join(f"virtio-rdma-lab: guest{guest} still runs after SIGTERM, and is killed\n" for guest in (1, 2)))],
+    ids=["SIGTERM", "SIGKILL"])
+def test_timeout(line, expected, machine):
+    """After --timeout, all guests end, also those whose commands ignore SIGTERM."""
+    status, text = machine.shell(line, "--timeout", "10", guests=2)
+    assert (status, text) == (124, "virtio-rdma-lab: the time is over: what still runs gets SIGTERM\n" + expected)
+    wait_until_gone()
+
+
+@one
 @pytest.mark.parametrize(("argv", "why"), [
     (("run", "--guests", "2", "--cmd1", "true"), "guest 2 has no command"),
     (("run", "--guests", "1", "--cmd2", "true", "--", "true"), "--cmd2: there are 1 guests"),

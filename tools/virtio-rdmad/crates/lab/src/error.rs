@@ -2,7 +2,7 @@
 //! What keeps the lab from its work.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 
 /// An error, as a sentence.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -25,4 +25,10 @@ pub fn of_output(error: &io::Error) -> Error {
         io::ErrorKind::BrokenPipe => OutputClosed.into(),
         _ => format!("the output cannot be written: {error}").into(),
     }
+}
+
+/// Tells the user something.
+pub fn say(text: &dyn fmt::Display) {
+    // Perhaps nobody reads this, and nothing follows from that.
+    let _ = writeln!(io::stderr(), "virtio-rdma-lab: {text}");
 }

@@ -11,12 +11,14 @@
 //! The modules, from the bottom to the top:
 //!
 //! * [`error`]: what keeps the lab from its work
-//! * [`event`], [`job`], [`options`], [`payload`], [`plan`], [`child`], [`cable`]
+//! * [`event`], [`job`], [`options`], [`payload`], [`plan`], [`child`], [`cable`],
+//!   [`course`]
 //! * [`device`], [`guest`]
 //! * [`run`], [`init`]
 
 mod cable;
 mod child;
+mod course;
 mod device;
 mod error;
 mod event;
@@ -28,13 +30,12 @@ mod payload;
 mod plan;
 mod run;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use signal_hook::consts::SIGPIPE;
 use signal_hook::low_level::emulate_default_handler;
 
-use error::{Error, OutputClosed};
+use error::{say, Error, OutputClosed};
 use options::{Options, Verb};
 
 /// The exit status if the lab itself fails, as that of env(1), nohup(1) and timeout(1).
@@ -60,7 +61,6 @@ fn failed(error: &Error) -> u8 {
         // It fails if the table of signals lacks SIGPIPE.
         let _ = emulate_default_handler(SIGPIPE);
     }
-    // Nobody may read this either.
-    let _ = writeln!(std::io::stderr(), "virtio-rdma-lab: {error}");
+    say(error);
     FAILED
 }

@@ -54,10 +54,13 @@ fn with_tip(mut error: clap::Error, first: &str) -> clap::Error {
 pub enum Verb {
     /// Runs a command in each guest at the same time, and ends when all of them have ended.
     ///
+    /// If a command fails, the others get SIGTERM 10 seconds later. A guest whose command still runs 10 seconds after
+    /// SIGTERM is killed.
+    ///
     /// The command sees the files of this machine, and what it changes is gone afterwards. GUEST in its environment is
     /// the number of its guest, from 1 on, and PEERS has the addresses of the other guests. The exit status is that of
-    /// the first guest whose command fails, 128 and the number of the signal that ended it, or 125 if the lab itself
-    /// fails.
+    /// the first guest whose command fails, 128 and the number of the signal that ended it, 124 if the time is over, or
+    /// 125 if the lab itself fails.
     Run(Run),
     /// Opens a shell in guest 1, and ends when the shell ends.
     Shell(Shell),
@@ -69,6 +72,10 @@ pub struct Run {
     /// The guests.
     #[command(flatten)]
     pub guests: Guests,
+
+    /// Gives SIGTERM to all commands after this time. The exit status is 124 then.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout: Option<u32>,
 
     /// Commands of single guests.
     #[command(flatten)]

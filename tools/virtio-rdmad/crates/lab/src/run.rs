@@ -6,13 +6,15 @@ use std::ffi::{OsStr, OsString};
 use std::io::{stdin, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc::{channel, Receiver};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use rustix::termios::{tcgetattr, tcgetwinsize, tcsetattr, OptionalActions, Termios};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
+use crate::course::{Course, Step};
 use crate::device;
-use crate::error::{of_output, Error};
+use crate::error::{of_output, say, Error};
 use crate::event::{self, Event};
 use crate::guest::Guest;
 use crate::job::{End, Job, Size, Tell};
@@ -39,7 +41,9 @@ type Ended = (u8, Result<u8, Error>);
 
 /// Runs the commands in the guests, and returns the exit status of the lab.
 pub fn run(options: &Run) -> Result<u8, Error> {
-    let Run { guests, commands, command } = options;
+    let Run { guests, timeout, commands, command } = options;
+    let mut course =
+        Course::new(Instant::now(), timeout.map(|seconds| Duration::from_secs(seconds.into())));
     commands.check(guests.count)?;
     let tasks = (1..=guests.count).map(|guest| {
         let command = match commands.of(guest) {
@@ -56,13 +60,8 @@ pub fn run(options: &Run) -> Result<u8, Error> {
     });
     let mut running = start(guests, tasks.collect::<Result<_, Error>>()?)?;
     pass_signals(&running.guests, &SIGNALS)?;
-    let mut statuses = BTreeMap::new();
-    while !running.guests.is_empty() {
-        for (guest, status) in running.next()? {
-            statuses.insert(guest, status?);
-        }
-    }
-    Ok(statuses.into_values().find(|status| *status != 0).unwrap_or(0))
+    running.follow(&mut course)?;
+    Ok(course.status())
 }
 
 /// Opens a shell in guest 1, and returns the exit status of the shell.
@@ -90,14 +89,12 @@ pub fn shell(options: &Shell) -> Result<u8, Error> {
     // The shell goes on without a guest that fails.
     let mut statuses = BTreeMap::new();
     while !statuses.contains_key(&1) {
-        statuses.extend(running.next()?);
+        statuses.extend(running.next(None)?);
     }
-    for guest in &running.guests {
-        guest.signal(u8::try_from(SIGTERM)?);
-    }
-    while !running.guests.is_empty() {
-        statuses.extend(running.next()?);
-    }
+    let mut course = Course::new(Instant::now(), None);
+    course.terminate(Instant::now());
+    running.terminate()?;
+    running.follow(&mut course)?;
     let statuses = statuses.into_values().collect::<Result<Vec<_>, _>>()?;
     statuses.first().copied().ok_or_else(|| "there is no guest".into())
 }
@@ -114,8 +111,43 @@ struct Running {
 }
 
 impl Running {
-    /// Waits until a guest has ended, or some have. Returns those.
-    fn next(&mut self) -> Result<Vec<Ended>, Error> {
+    /// Waits until all guests have ended, and ends them when that is their course.
+    fn follow(&mut self, course: &mut Course) -> Result<(), Error> {
+        loop {
+            let next = course.next();
+            for (guest, status) in self.next(next.map(|(at, _)| at))? {
+                course.ended(Instant::now(), guest, status?);
+            }
+            if self.guests.is_empty() {
+                return Ok(());
+            }
+            match course.next() {
+                Some((at, Step::Terminate)) if at <= Instant::now() => {
+                    say(&course.terminate(Instant::now()));
+                    self.terminate()?;
+                }
+                Some((at, Step::Kill)) if at <= Instant::now() => self.kill(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives SIGTERM to the commands that run.
+    fn terminate(&self) -> Result<(), Error> {
+        let signal = u8::try_from(SIGTERM)?;
+        self.guests.iter().for_each(|guest| guest.signal(signal));
+        Ok(())
+    }
+
+    /// Ends the guests that run.
+    fn kill(&mut self) {
+        for guest in self.guests.drain(..) {
+            say(&format!("{} still runs after SIGTERM, and is killed", guest.name()));
+        }
+    }
+
+    /// Waits until a guest has ended, or some have, or until a time. Returns those that have ended.
+    fn next(&mut self, until: Option<Instant>) -> Result<Vec<Ended>, Error> {
         loop {
             let mut ends = Vec::new();
             for guest in &mut self.guests {
@@ -127,14 +159,25 @@ impl Running {
                 is_news = true;
                 check(event)?;
             }
-            if !ends.is_empty() {
+            let is_over = until.is_some_and(|until| until <= Instant::now());
+            if !ends.is_empty() || is_over {
                 self.guests.retain(|guest| ends.iter().all(|(ended, ..)| *ended != guest.number()));
                 let of = |(number, name, end): (_, String, _)| (number, status(&name, end));
                 return Ok(ends.into_iter().map(of).collect());
             }
             if !is_news {
-                check(self.events.recv()?)?;
+                self.wait(until)?;
             }
+        }
+    }
+
+    /// Waits for an event, or until a time.
+    fn wait(&self, until: Option<Instant>) -> Result<(), Error> {
+        let Some(until) = until else { return check(self.events.recv()?) };
+        match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(event) => check(event),
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }
