@@ -98,12 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_all_options() {
+    fn the_help_and_the_manual_page_name_all_options() {
         let mut command = Options::command();
         command.clone().debug_assert();
         let help = command.render_long_help().to_string();
         for option in command.get_arguments().filter_map(clap::Arg::get_long) {
             assert!(help.contains(&format!("--{option}")), "{option}");
         }
+        let helps = [(String::new(), help)];
+        testkit::manual::check(include_str!("../../../virtio-rdma-impair.8"), helps);
     }
 }

@@ -13,6 +13,7 @@
 //! * `driver`: a driver that makes objects and uses them, over any [`Transport`]
 //! * `socket`, `vhost_user` and `vfio_user`: messages of a VMM
 //! * `vmm`: the transport of a guest whose device is in another process
+//! * `manual`: whether the manual page of a program has its options
 //!
 //! Nothing that ships depends on this crate, and this crate does not depend on the engine, whose tests use it.
 
@@ -26,6 +27,7 @@
 
 pub mod command;
 mod driver;
+pub mod manual;
 mod memory;
 mod rings;
 pub mod socket;

@@ -513,6 +513,21 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_page_has_all_options() {
+        let mut program = Options::command();
+        program.build();
+        let own = (String::new(), program.render_long_help().to_string());
+        let is_shown =
+            |command: &&mut clap::Command| command.get_name() != "help" && !command.is_hide_set();
+        let help = |command: &mut clap::Command| {
+            (command.get_name().to_owned(), command.render_long_help().to_string())
+        };
+        let commands = program.get_subcommands_mut().filter(is_shown).map(help);
+        let page = include_str!("../../../../virtio-rdmad.8");
+        testkit::manual::check(page, std::iter::once(own).chain(commands));
+    }
+
+    #[test]
     fn intervals_have_bounds() {
         assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
         for wrong in ["", "x", "0", "-1", "0.01", "3601", "nan", "inf", "1e99"] {
