@@ -18,7 +18,7 @@ const TIP: &str = "`run` or `shell` comes first: virtio-rdma-lab run --guests 2 
 
 /// Guests with virtio-rdma devices: RDMA without hardware, without root and without a module in the host's kernel.
 #[derive(Debug, Parser)]
-#[command(name = "virtio-rdma-lab", version)]
+#[command(name = "virtio-rdma-lab", version, flatten_help = true)]
 pub struct Options {
     /// What to do.
     #[command(subcommand)]
@@ -191,12 +191,26 @@ fn percentage(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     /// Returns what a user reads whose command line is wrong.
     fn mistake(line: &str) -> String {
         let words = std::iter::once("virtio-rdma-lab").chain(line.split(' '));
         Options::of(&words.map(OsString::from).collect::<Vec<_>>()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_manual_page_has_all_options() {
+        let mut command = Options::command();
+        command.build();
+        let all = command.render_help().to_string();
+        assert!(all.contains("--timeout <SECONDS>"), "it has the options of the verbs: {all}");
+        let verbs = command.get_subcommands_mut().filter(|verb| verb.get_name() != "help");
+        let help =
+            |verb: &mut Command| (verb.get_name().to_owned(), verb.render_long_help().to_string());
+        testkit::manual::check(include_str!("../../../virtio-rdma-lab.1"), verbs.map(help));
     }
 
     #[test]
