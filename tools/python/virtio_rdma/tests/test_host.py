@@ -134,6 +134,13 @@ def test_deny():
     succeeds(["make", "-s", "deny"])
 
 
+def test_manual_pages():
+    """mandoc has nothing to say of the manual pages, as lintian has not."""
+    pages = subprocess.run(["git", "-c", f"safe.directory={TOP}", "ls-files", "*.[1-9]"], cwd=TOP, check=True,
+                           stdout=subprocess.PIPE, encoding="utf-8").stdout.split()
+    succeeds(["mandoc", "-T", "lint", "-W", "warning", *pages], quiet=True)
+
+
 def test_shellcheck():
     scripts = subprocess.run(
         ["git", "-c", f"safe.directory={TOP}", "grep", "-lE", "^#!/bin/(ba)?sh"], cwd=TOP, check=True,
