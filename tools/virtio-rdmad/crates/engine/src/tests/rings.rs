@@ -68,7 +68,7 @@ again! {
         the_peer_invalidates
         a_read_invalidates_its_own_side
         work_requests_of_one_queue_are_ordered
-        an_invalidation_may_overtake_a_read
+        an_invalidation_waits_for_a_read
         regions_follow_the_memory_map;
     uc:
         every_operation_arrives

@@ -75,7 +75,7 @@ on_the_wire! {
     xrc::receives_say_what_they_are,
     xrc::a_reset_device_forgets_its_domains,
     xrc::many_initiators_share_one_srq,
-    fast_reg::an_invalidation_may_overtake_a_read,
+    fast_reg::an_invalidation_waits_for_a_read,
 }
 
 /// Sends a few messages of each kind, and checks the data of both ends.
