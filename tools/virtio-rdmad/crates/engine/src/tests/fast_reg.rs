@@ -346,6 +346,33 @@ pub fn without_the_feature_there_is_none() {
     assert_eq!(u32::from(reply[0]), VIRTIO_RDMA_STATUS_UNSUPPORTED);
 }
 
+/// A requester that may not invalidate finds that by itself: its peer, which has the feature, hears nothing of it.
+#[test]
+fn without_a_feature_nothing_is_invalidated() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let missing = 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW;
+        let features = pair.a.device.features() & !missing;
+        pair.a.device.reset();
+        pair.a.start_with(closed(features & !(1 << VIRTIO_RDMA_F_VIRTQUEUES)));
+        for opcode in [
+            VIRTIO_RDMA_WR_LOCAL_INV,
+            VIRTIO_RDMA_WR_SEND_WITH_INV,
+            VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
+        ] {
+            let a = End::new(&mut pair.a, VIRTIO_RDMA_QPT_RC);
+            let b = End::new(&mut pair.b, VIRTIO_RDMA_QPT_RC);
+            pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+            pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+            pair.ends = [a, b];
+            pair.b.post_recv(b.qpn, 9, &[sge(DATA, 64, b.key)]);
+            let send = Send::new(1, opcode, &[]).rdma(DATA, b.key).invalidate(b.key);
+            assert_eq!(post(&mut pair, 0, &send), OPERATION, "{opcode}");
+            assert!(pair.poll_b().is_none(), "{opcode}");
+        }
+    });
+}
+
 /// A program writes REG_MR into its own ring.
 #[test]
 fn programs_register_nothing() {

@@ -194,7 +194,9 @@ impl Sender<'_> {
         if !self.config.wq.kind.is_connected() {
             return self.step_datagram(requester, round);
         }
-        if !offers(&self.hca.features, requester.wqe.request.operation) {
+        let (features, request) = (&self.hca.features, &requester.wqe.request);
+        let invalidates = request.invalidate.is_some();
+        if !offers(features, request.operation) || invalidates && !features.has_invalidation() {
             round.budget.spend(0);
             return Progress::End(WcStatus::LocalQpOperation);
         }

@@ -70,9 +70,6 @@ impl Sender<'_> {
     pub fn invalidate_local(&self, wqe: &SendWqe) -> Result<WcStatus, Arc<Mr>> {
         let Some(key) = wqe.request.invalidate else { return Ok(WcStatus::Success) };
         let hca = self.hca;
-        if !hca.features.has_invalidation() {
-            return Ok(WcStatus::LocalQpOperation);
-        }
         let (pdn, by) = (self.config.pdn, Invalidator::Local);
         match invalidate(&hca.keys, Invalidation { key, pdn, qp: self.slot, by }) {
             Ok(None) => Ok(WcStatus::Success),
