@@ -15,7 +15,7 @@
 //! * `vmm`: the transport of a guest whose device is in another process
 //! * `manual`: whether the manual page of a program has its options
 //!
-//! Nothing that ships depends on this crate, and this crate does not depend on the engine, whose tests use it.
+//! Nothing that serves a guest depends on this crate, and this crate does not depend on the engine, whose tests use it.
 
 #![forbid(unsafe_code)]
 // The header's constants are all 32 bits wide, the fields that hold them often 8.

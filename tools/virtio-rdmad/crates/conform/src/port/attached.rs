@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! An attached device, and the memory of its guest.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use memory::{GuestMemory, GuestRegion};
+use ring::Layout;
+
+use crate::outcome::Outcome;
+
+/// VIRTIO_F_VERSION_1.
+pub const F_VERSION_1: u64 = 1 << 32;
+/// VIRTIO_F_ACCESS_PLATFORM.
+pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
+/// VIRTIO_F_ORDER_PLATFORM.
+pub const F_ORDER_PLATFORM: u64 = 1 << 36;
+
+/// An attached device.
+pub trait Port {
+    /// Returns the feature bits that the device offers.
+    fn offered(&mut self) -> Outcome<u64>;
+
+    /// Returns the number of virtqueues, if the device says it.
+    fn queue_count(&mut self) -> Outcome<Option<u16>>;
+
+    /// Returns the largest size of a virtqueue, if the device says it.
+    fn queue_max_size(&mut self, queue: u16) -> Outcome<Option<u16>>;
+
+    /// Returns the first bytes of the configuration space.
+    fn config(&mut self, len: usize) -> Outcome<Vec<u8>>;
+
+    /// Accepts features. Returns whether FEATURES_OK stands, if the device has a say in it.
+    fn negotiate(&mut self, features: u64) -> Outcome<Option<bool>>;
+
+    /// Sets these virtqueues up, and DRIVER_OK.
+    fn start(&mut self, memory: &GuestMemory, queues: &BTreeMap<u16, Layout>) -> Outcome;
+
+    /// Tells the device that there are buffers in a virtqueue.
+    fn kick(&mut self, queue: u16) -> Outcome;
+
+    /// Waits for an interrupt, or for this time. A device in the process works meanwhile.
+    fn rest(&mut self, at_most: Duration) -> Outcome;
+
+    /// Returns how many interrupts of a virtqueue have come so far, where several at once may count as one.
+    fn interrupts(&mut self, queue: u16) -> u64;
+
+    /// Resets the device, and waits until it shows that the reset is complete.
+    fn reset(&mut self) -> Outcome;
+
+    /// Returns whether the device shows DEVICE_NEEDS_RESET, if it can.
+    fn needs_reset(&mut self) -> Outcome<Option<bool>>;
+}
+
+/// Attaches to a device, as often as it takes.
+pub trait Attach {
+    /// Attaches to the device. The memory is that of the guest, and begins at guest address 0.
+    fn attach(&self, guest: &Memory) -> Outcome<Box<dyn Port>>;
+
+    /// Returns a name of the device for reports.
+    fn name(&self) -> String;
+}
+
+/// The memory of a guest, with its file.
+pub struct Memory {
+    /// The file.
+    pub file: OwnedFd,
+    /// The bytes in it.
+    pub bytes: u64,
+    /// The memory, as the suite reads and writes it.
+    pub map: GuestMemory,
+}
+
+impl Memory {
+    /// Returns memory of so many bytes, which are zeros.
+    pub fn new(bytes: u64) -> Self {
+        let file = testkit::socket::new_memory(bytes);
+        let region =
+            GuestRegion { guest_addr: 0, len: bytes, fd: file.as_fd(), offset: 0, writable: true };
+        let map = GuestMemory::default().with_region(&region).expect("the machine has memory");
+        Self { file, bytes, map }
+    }
+}
