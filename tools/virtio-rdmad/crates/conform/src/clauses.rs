@@ -6,11 +6,14 @@ mod configuration;
 mod connection;
 mod control;
 mod datagram;
+mod management;
 mod memory;
+mod options;
 mod port;
 mod queue_pair;
 mod reset;
 mod ring;
+mod shared_receive;
 mod work_request;
 
 use crate::test::Test;
@@ -29,5 +32,8 @@ pub fn families() -> Vec<&'static [Test]> {
         connection::TESTS,
         datagram::TESTS,
         reset::TESTS,
+        shared_receive::TESTS,
+        management::TESTS,
+        options::TESTS,
     ]
 }

@@ -370,3 +370,13 @@ fn bits_that_are_missing() {
     fails(&without(VIRTIO_RDMA_F_SRQ), required, "D-FEAT-01");
     fails(&without(VIRTIO_RDMA_F_RINGS), "configuration.rings_are_offered", "D-FEAT-05");
 }
+
+#[test]
+fn options_that_are_not_offered_are_not_judged() {
+    let network = Network::with(1 << VIRTIO_RDMA_F_UC, None);
+    let mut suite = Suite::new(Settings::default(), vec![Box::new(InProcess::new(&network, 1))]);
+    let name = "options.uc_carries_messages.loopback";
+    let run = all().into_iter().find(|run| run.name() == name).unwrap();
+    let reason = format!("not offered: feature bit {VIRTIO_RDMA_F_UC}");
+    assert_eq!(suite.run(&run).verdict, Verdict::NotJudged(reason));
+}

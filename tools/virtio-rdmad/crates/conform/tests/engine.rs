@@ -62,7 +62,8 @@ macro_rules! pass {
 }
 
 pass! {
-    completion configuration connection control datagram memory port queue_pair reset ring work_request
+    completion configuration connection control datagram management memory options port queue_pair reset ring
+    shared_receive work_request
 }
 
 #[test]
