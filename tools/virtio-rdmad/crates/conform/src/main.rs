@@ -150,3 +150,31 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_help_and_the_manual_page_name_all_options() {
+        let mut command = Options::command();
+        command.clone().debug_assert();
+        let device = command.find_subcommand_mut("device").expect("a command");
+        let helps = [("device".into(), device.render_long_help().to_string())];
+        testkit::manual::check(include_str!("../../../virtio-rdma-conform.1"), helps);
+    }
+
+    #[test]
+    fn a_device_is_found_by_one_way() {
+        for words in ["", "--vhost-user a b --only x", "--vfio-user a", "--in-process --list"] {
+            let words = format!("virtio-rdma-conform device {words}");
+            assert!(Options::try_parse_from(words.split_whitespace()).is_ok(), "{words}");
+        }
+        for words in ["--vhost-user a b c", "--vhost-user a --vfio-user b", "--only ("] {
+            let words = format!("virtio-rdma-conform device {words}");
+            assert!(Options::try_parse_from(words.split_whitespace()).is_err(), "{words}");
+        }
+    }
+}
