@@ -19,7 +19,7 @@ from virtio_rdma.specification.chapters import (
 from virtio_rdma.specification.names import WORD, Names
 
 # Chapters without requirements, for which only the rules of Markdown hold.
-INFORMATIVE = (INDEX, "rfc.md", "linux.md")
+INFORMATIVE = (INDEX, "rfc.md", "linux.md", "vhost-user.md")
 # Chapters in which a note may name what is particular to an implementation, and how a note begins.
 WITH_NOTES = ("roce-v2.md",)
 NOTE = "**Note:**"
