@@ -67,6 +67,7 @@ class Device:
     def _forget(self) -> None:
         """Makes everything that a driver can change what it is at first."""
         self.features = self.status = 0
+        self.possible = False
         self.gids: list[bytes | None] = [None] * GIDS
         self.qkey_violations = 0
         self.pds: dict[int, ProtectionDomain] = {}
@@ -84,10 +85,10 @@ class Device:
 
     # ---- features and reset
 
-    def agree(self, features: int) -> bool:
-        """Notes the features that the driver accepts, and says whether they are possible."""
+    def agree(self, features: int) -> None:
+        """Notes the features that the driver accepts. Those that are not possible count as not accepted."""
         self.features = features & self.OFFERED
-        return features == self.OFFERED
+        self.possible = features == self.OFFERED
 
     def agreed(self, feature: int) -> bool:
         """Says whether the driver has agreed on a feature bit."""
@@ -95,7 +96,7 @@ class Device:
 
     def set_status(self, status: int) -> None:
         """Notes the device status. FEATURES_OK does not stand with features that are not possible."""
-        if self.features != self.OFFERED:
+        if not self.possible:
             status &= ~STATUS_FEATURES_OK
         self.status = status | (self.status & STATUS_NEEDS_RESET if status else 0)
 

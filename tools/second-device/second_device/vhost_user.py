@@ -108,16 +108,14 @@ class Connection:
         return struct.pack("<Q", self.device.OFFERED | 1 << F_PROTOCOL_FEATURES)
 
     def set_features(self, payload: bytes, _fds: list[int]) -> None:
-        """SET_FEATURES: a driver agrees on features after a reset only."""
+        """SET_FEATURES: a driver agrees on features after a reset only. FEATURES_OK says whether they are possible."""
         features, = struct.unpack("<Q", payload)
         status = self.device.status
         self._reset()
         for queue in self.device.queues:
             queue.enabled = not features >> F_PROTOCOL_FEATURES & 1
-        possible = self.device.agree(features & ~(1 << F_PROTOCOL_FEATURES))
+        self.device.agree(features & ~(1 << F_PROTOCOL_FEATURES))
         self.device.set_status(status)
-        if not possible:
-            raise Refused(f"features {features:#x} are not possible")
 
     def get_protocol_features(self, _payload: bytes, _fds: list[int]) -> bytes:
         """GET_PROTOCOL_FEATURES"""
