@@ -202,7 +202,7 @@ def configuration() -> Any:
     """Returns the configuration space. Fields of what the device does not have are 0."""
     return abi.Config(
         phys_port_cnt=1, magic=abi.MAGIC, revision=abi.REVISION, sys_image_guid=int.from_bytes(os.urandom(8), "little"),
-        max_mr_size=1 << 30, page_size_cap=1 << abi.PAGE_SHIFT, max_send_sge=16, max_recv_sge=16, max_sge_rd=16,
+        max_mr_size=1 << 30, page_size_cap=1 << abi.PAGE_SHIFT, max_send_sge=16, max_recv_sge=16, max_sge_rd=2,
         max_mr=4096, max_pd=256, max_qp_rd_atom=16, max_res_rd_atom=16 * 256, max_qp_init_rd_atom=16, max_pkeys=1,
         local_ca_ack_delay=15, features=1 << abi.F_RINGS, num_comp_vectors=VECTORS, ring_max_qp=256, ring_max_cq=256,
         ring_max_qp_wr=1024, ring_max_cqe=8192, ring_max_inline_data=256, fw_ver=1 << 32)
