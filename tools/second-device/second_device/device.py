@@ -53,13 +53,14 @@ class Network:
 class Device:
     """A device instance."""
 
-    OFFERED = 1 << VIRTIO_F_VERSION_1 | 1 << abi.F_RINGS
+    NEEDED = 1 << VIRTIO_F_VERSION_1 | 1 << abi.F_RINGS
 
-    def __init__(self, network: Network, loop: Loop) -> None:
+    def __init__(self, network: Network, loop: Loop, mac: bytes | None) -> None:
         self.network, self.loop = network, loop
         network.members.append(self)
         self.memory = GuestMemory()
-        self.config: Any = configuration()
+        self.config: Any = configuration(mac)
+        self.offered = self.NEEDED | (mac is not None) << abi.F_MAC
         self.queues = [Virtqueue(self.memory) for _ in range(EVENTS + 1)]
         self.again = [Again(self, index) for index in range(EVENTS + 1)]
         self._forget()
@@ -87,8 +88,8 @@ class Device:
 
     def agree(self, features: int) -> None:
         """Notes the features that the driver accepts. Those that are not possible count as not accepted."""
-        self.features = features & self.OFFERED
-        self.possible = features == self.OFFERED
+        self.features = features & self.offered
+        self.possible = self.features == features and features & self.NEEDED == self.NEEDED
 
     def agreed(self, feature: int) -> bool:
         """Says whether the driver has agreed on a feature bit."""
@@ -198,11 +199,13 @@ class Device:
             queue.push(chain, EVENT_BYTES)
 
 
-def configuration() -> Any:
+def configuration(mac: bytes | None) -> Any:
     """Returns the configuration space. Fields of what the device does not have are 0."""
+    features = 1 << abi.F_RINGS | (mac is not None) << abi.F_MAC
     return abi.Config(
         phys_port_cnt=1, magic=abi.MAGIC, revision=abi.REVISION, sys_image_guid=int.from_bytes(os.urandom(8), "little"),
         max_mr_size=1 << 30, page_size_cap=1 << abi.PAGE_SHIFT, max_send_sge=16, max_recv_sge=16, max_sge_rd=2,
         max_mr=4096, max_pd=256, max_qp_rd_atom=16, max_res_rd_atom=16 * 256, max_qp_init_rd_atom=16, max_pkeys=1,
-        local_ca_ack_delay=15, features=1 << abi.F_RINGS, num_comp_vectors=VECTORS, ring_max_qp=256, ring_max_cq=256,
+        local_ca_ack_delay=15, features=features, mac=tuple(mac or bytes(6)),
+        num_comp_vectors=VECTORS, ring_max_qp=256, ring_max_cq=256,
         ring_max_qp_wr=1024, ring_max_cqe=8192, ring_max_inline_data=256, fw_ver=1 << 32)

@@ -105,7 +105,7 @@ class Connection:
 
     def get_features(self, _payload: bytes, _fds: list[int]) -> bytes:
         """GET_FEATURES"""
-        return struct.pack("<Q", self.device.OFFERED | 1 << F_PROTOCOL_FEATURES)
+        return struct.pack("<Q", self.device.offered | 1 << F_PROTOCOL_FEATURES)
 
     def set_features(self, payload: bytes, _fds: list[int]) -> None:
         """SET_FEATURES: a driver agrees on features after a reset only. FEATURES_OK says whether they are possible."""
