@@ -80,7 +80,7 @@ class Queue:
             return None
         place = self.used + 4 + 8 * (self.consumed % QUEUE_SIZE)
         self.consumed += 1
-        return struct.unpack("<II", self.driver.read(place, 8))  # type: ignore[return-value]
+        return struct.unpack("<II", self.driver.read(place, 8))
 
 
 class Events:
@@ -102,7 +102,7 @@ class Events:
         place = self.places[used[0]]
         found = struct.unpack("<II", self.driver.read(place, 8))
         self.places[self.queue.add([(place, 8, True)])] = place
-        return found  # type: ignore[return-value]
+        return found
 
 
 class Driver:

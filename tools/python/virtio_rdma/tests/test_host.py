@@ -148,11 +148,21 @@ def test_shellcheck():
     succeeds(["shellcheck", "-x", "-S", "warning", "-e", "SC1090,SC1091,SC2034,SC2154", *scripts])
 
 
-@pytest.mark.parametrize("tool", [["ruff", "check", "--no-cache", "../vm", "../test", "../bench", *HOOKS], ["mypy"]],
-                         ids=lambda tool: tool[0])
+@pytest.mark.parametrize("tool", [
+    ["ruff", "check", "--no-cache", "../vm", "../test", "../bench", "../second-device", *HOOKS], ["mypy"],
+], ids=lambda tool: tool[0])
 def test_python(tool):
-    """The checks of this package, of what guests run for it, and of hooks."""
+    """The checks of this package, of what guests run for it, of hooks, and of the second device."""
     succeeds(["python3", "-m", *tool, "virtio_rdma"], PYTHON)
+
+
+def test_types_of_the_second_device():
+    """It is checked by itself, because it has a module "driver" outside of a package."""
+    succeeds(["python3", "-m", "mypy", "../second-device"], PYTHON)
+
+
+def test_second_device():
+    succeeds(["python3", "-B", "tools/second-device/tests/smoke.py"])
 
 
 def turn(count):
