@@ -559,7 +559,21 @@ impl Device<device::Core<'_>> {
         self.wait_no_queues();
         self.add_status(bindings::VIRTIO_CONFIG_S_ACKNOWLEDGE);
         self.add_status(bindings::VIRTIO_CONFIG_S_DRIVER);
-        // Transports keep features of their own among these, and take them out of the features that were agreed on.
+        self.accept_transport();
+        validate(self)?;
+        // SAFETY: By the type invariant the device is valid, and each transport has `finalize_features`.
+        unsafe {
+            if let Some(finalize_features) = (*(*self.as_raw()).config).finalize_features {
+                to_result(finalize_features(self.as_raw()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts the transport's features that the device offers, but VIRTIO_F_ADMIN_VQ. Transports keep features of
+    /// their own among these, and take them out of the accepted ones when they tell the device. If they tell it once
+    /// more, such a feature would be declined: that of virtio-uml says whether it can stop queues.
+    fn accept_transport(&self) {
         // SAFETY: By the type invariant the device is valid.
         let offered = unsafe { bindings::virtio_rdma_offered_features(self.as_raw()) };
         for bit in bindings::VIRTIO_TRANSPORT_F_START..bindings::VIRTIO_TRANSPORT_F_END {
@@ -569,14 +583,6 @@ impl Device<device::Core<'_>> {
                 unsafe { bindings::virtio_rdma_set_feature(self.as_raw(), bit) };
             }
         }
-        validate(self)?;
-        // SAFETY: By the type invariant the device is valid, and each transport has `finalize_features`.
-        unsafe {
-            if let Some(finalize_features) = (*(*self.as_raw()).config).finalize_features {
-                to_result(finalize_features(self.as_raw()))?;
-            }
-        }
-        Ok(())
     }
 
     /// Does what `validate` does. Resets a device before that which a probe or a reset of the PCI function left in use,
@@ -593,6 +599,9 @@ impl Device<device::Core<'_>> {
         let used = bindings::VIRTIO_CONFIG_S_FAILED | bindings::VIRTIO_CONFIG_S_DRIVER_OK;
         self.clear_feature(bindings::VIRTIO_F_ADMIN_VQ);
         if self.status() & used == 0 {
+            // The virtio core has told the device the features already, and does so once more if `validate` changes
+            // them.
+            self.accept_transport();
             return validate(self);
         }
         if !self.reset().is_done() {
