@@ -8,7 +8,6 @@ import contextlib
 import os
 import struct
 
-import abi
 import hosts
 import ktap
 import rc
@@ -32,6 +31,8 @@ QKEY = 0x11112222
 FLUSHES = e.IBV_QP_EX_WITH_FLUSH | e.IBV_QP_EX_WITH_ATOMIC_WRITE | e.IBV_QP_EX_WITH_RDMA_WRITE
 ACCESS = rc.ALL_ACCESS | e.IBV_ACCESS_MW_BIND
 FLUSH_ACCESS = rc.ALL_ACCESS | e.IBV_ACCESS_FLUSH_GLOBAL
+# The bit of device_cap_flags_ex for ATOMIC WRITE, which only the kernel's ib_verbs.h names.
+ATOMIC_WRITE = 1 << 40
 # What rxe puts in place of IBV_WC_WITH_INV: the kernel's own IB_WC_WITH_INVALIDATE (do_complete() of Linux 7.2.12).
 RXE_WITH_INV = 1 << 2
 # A peer that does not answer is given up after some milliseconds.
@@ -235,7 +236,7 @@ def messages(service, is_tagged):
 def flushing(side):
     """Returns an endpoint that has FLUSH and ATOMIC WRITE, and is connected to that of the other side."""
     attr = side.device.context.query_device_ex().device_cap_flags_ex
-    if not attr & abi.CAP_ATOMIC_WRITE:
+    if not attr & ATOMIC_WRITE:
         raise ktap.Skip("the device has no FLUSH and no ATOMIC WRITE")
     end = Endpoint(side.device)
     end.qp.close()
