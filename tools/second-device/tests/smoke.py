@@ -138,10 +138,11 @@ class Smoke(unittest.TestCase):
         return [wait(self.a.events.take, "event") for _ in range(count)]
 
     def test_no_receive(self) -> None:
-        first, second = self.pair(self.a, self.a, rnr_retry=1)
+        first, second = self.pair(self.a, self.a, rnr_retry=7)
         first.send(abi.WR_SEND, inline=b"late")
         second.receive((self.a.alloc(64), 64, self.key(self.a, second.pd)))
         assert (second.cq.next().status, first.cq.next().status) == (0, 0)
+        first, second = self.pair(self.a, self.a, rnr_retry=1)
         first.send(abi.WR_SEND, inline=b"too late")
         assert first.cq.next().status == abi.WC_RNR_RETRY_EXC_ERR
         assert (first.query().qp_state, second.query().qp_state) == (abi.QPS_ERR, abi.QPS_RTS)
