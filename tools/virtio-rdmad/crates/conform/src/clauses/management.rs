@@ -167,8 +167,19 @@ fn send_with_inv_takes_the_key(t: &mut Bench) -> Outcome {
     Ok(())
 }
 
+/// A change of what a REG_MR asks for.
+type Change = fn(&mut WrReg);
+
+/// Returns a REG_MR with a change.
+fn changed(mut send: Send, change: Change) -> Send {
+    if let Ok(mut reg) = <WrReg as zerocopy::FromBytes>::read_from_bytes(&send.wr) {
+        change(&mut reg);
+        send.wr = zerocopy::IntoBytes::as_bytes(&reg).to_vec();
+    }
+    send
+}
+
 fn reg_mr_is_refused(t: &mut Bench) -> Outcome {
-    type Change = fn(&mut WrReg);
     let cases: [(&'static str, Change); 4] = [
         ("D-FRMR-25", |reg| reg.key ^= 0x5500),
         ("D-FRMR-28", |reg| reg.npages = 1),
@@ -178,11 +189,7 @@ fn reg_mr_is_refused(t: &mut Bench) -> Outcome {
     for (clause, change) in cases {
         let (_, y) = connection(t)?;
         let mr = create_mr(t, &y)?;
-        let mut send = reg_mr(t, &y, 1, mr.rkey);
-        if let Ok(mut reg) = <WrReg as zerocopy::FromBytes>::read_from_bytes(&send.wr) {
-            change(&mut reg);
-            send.wr = zerocopy::IntoBytes::as_bytes(&reg).to_vec();
-        }
+        let send = changed(reg_mr(t, &y, 1, mr.rkey), change);
         t.post(&y, &send)?;
         t.completes(&y, clause, 1, BIND_ERR)?;
         t.has_state(&y, "D-FRMR-34", VIRTIO_RDMA_QPS_ERR)?;
@@ -214,7 +221,6 @@ fn opcodes_without_their_feature(t: &mut Bench) -> Outcome {
 }
 
 fn reg_mr_of_bad_memory(t: &mut Bench) -> Outcome {
-    type Change = fn(&mut WrReg);
     let cases: [(&'static str, u32, Change); 4] = [
         ("D-FRMR-31", VIRTIO_RDMA_WC_LOC_PROT_ERR, |reg| reg.pages = NOWHERE),
         ("D-FRMR-31", VIRTIO_RDMA_WC_LOC_PROT_ERR, |reg| reg.pages += 4),
@@ -224,11 +230,7 @@ fn reg_mr_of_bad_memory(t: &mut Bench) -> Outcome {
     for (clause, status, change) in cases {
         let (_, y) = connection(t)?;
         let mr = create_mr(t, &y)?;
-        let mut send = reg_mr(t, &y, 1, mr.rkey);
-        if let Ok(mut reg) = <WrReg as zerocopy::FromBytes>::read_from_bytes(&send.wr) {
-            change(&mut reg);
-            send.wr = zerocopy::IntoBytes::as_bytes(&reg).to_vec();
-        }
+        let send = changed(reg_mr(t, &y, 1, mr.rkey), change);
         t.post(&y, &send)?;
         t.completes(&y, clause, 1, status)?;
     }
