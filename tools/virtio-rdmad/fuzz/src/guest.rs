@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use abi::{
-    virtio_rdma_comp_event, virtio_rdma_cqe, virtio_rdma_event, virtio_rdma_qp_attr,
-    VIRTIO_RDMA_CMD_ADD_GID, VIRTIO_RDMA_F_RINGS,
+    closed, virtio_rdma_comp_event, virtio_rdma_cqe, virtio_rdma_event, virtio_rdma_qp_attr,
+    VIRTIO_RDMA_CMD_ADD_GID, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_VIRTQUEUES,
 };
 use engine::{
     Device, DeviceConfig, DevicePolicy, Fabric, Gid, Limits, LoadError, Next, Paths, Signal, Wake,
@@ -218,8 +218,8 @@ impl Guest {
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
         self.qp_rings.clear();
         self.cq_rings.clear();
-        let without = 1 << if self.rings { VIRTIO_RDMA_F_VIRTQUEUES } else { VIRTIO_RDMA_F_RINGS };
-        self.device.set_driver_features(self.device.features() & !without);
+        let other = if self.rings { VIRTIO_RDMA_F_VIRTQUEUES } else { VIRTIO_RDMA_F_RINGS };
+        self.device.set_driver_features(closed(self.device.features() & !(1 << other)));
         self.memory.write_bytes(0, &vec![0; usize::from(count) * 0x400]);
         self.queues = (0..count).map(|index| Queue::new(index, self.step(index))).collect();
         for queue in &self.queues {

@@ -111,7 +111,7 @@ impl Guest {
         let rings = self.qp_rings.get_mut(&qpn)?;
         let len = bytes.len().min(STRIDES[ring as usize] as usize);
         let index = rings.write(&self.memory, ring, &bytes[..len]);
-        if rings.is_asleep(&self.memory, ring) {
+        if rings.must_ring(&self.memory, ring) {
             self.ring_doorbell(&doorbell(qpn, ring));
         }
         Some(index)
