@@ -197,8 +197,13 @@ rustdoc: ## documentation of all Rust, below build/doc
 	@$(provider) rustdoc
 
 .PHONY: specification
-specification: ## the specification as LaTeX in the form of VIRTIO's, and as a PDF, in build/specification
+specification: ## the specification as LaTeX in the form of VIRTIO's, and as a PDF, in build/specification; VIRTIO=CLONE: in VIRTIO's document, too
 	@$(vm)/python --root specification virtio_rdma.specification latex $(build)/specification
+ifdef VIRTIO
+	@rm -rf $(build)/specification/virtio
+	@git clone -q --shared $(VIRTIO) $(build)/specification/virtio
+	@$(vm)/python --root virtio virtio_rdma.specification virtio $(build)/specification $(build)/specification/virtio
+endif
 
 .PHONY: clean
 clean: ## remove build/; what is cached for all checkouts stays

@@ -4,7 +4,7 @@
 import argparse
 import sys
 
-from virtio_rdma.specification import chapters, latex, manifest, names, rules, tests
+from virtio_rdma.specification import chapters, latex, manifest, names, rules, tests, virtio
 
 
 def problems(folder: str = chapters.FOLDER) -> list[str]:
@@ -22,9 +22,16 @@ def main() -> int:
     make = commands.add_parser("latex", help='write LaTeX and a PDF; in the root "specification"')
     make.add_argument("out", help="the directory that gets them")
     make.add_argument("folder", nargs="?", default=chapters.FOLDER, help="the chapters")
+    whole = commands.add_parser("virtio", help='put the LaTeX into VIRTIO\'s document; in the root "virtio"')
+    whole.add_argument("out", help="the directory with the LaTeX")
+    whole.add_argument("tree", help="a clone of VIRTIO's repository, which is changed")
     options = parser.parse_args()
     if options.command == "latex":
         latex.write(options.folder, options.out)
+        return 0
+    if options.command == "virtio":
+        virtio.insert(options.out, options.tree)
+        virtio.typeset(options.tree)
         return 0
     found = problems(options.folder)
     print("\n".join(found), end="\n" * bool(found))

@@ -169,8 +169,10 @@ class Writer:
         inner: Any = inline.get("c")
         if kind == "Code":
             return [raw(code(inner[1]))]
-        if kind == "Str" and FORMULA.search(inner):
-            return [raw(formula(part)) if FORMULA.fullmatch(part) else plain(part) for part in FORMULA.split(inner)]
+        if kind == "Str":
+            # VIRTIO's document has no such file.
+            parts = FORMULA.split(inner.replace(LAYOUT, layouts.NAME))
+            return [raw(formula(part)) if FORMULA.fullmatch(part) else plain(part) for part in parts]
         if kind == "Link":
             return self.link(self.inlines(inner[1]), inner[2][0])
         if kind in ("Strong", "Emph"):

@@ -11,8 +11,10 @@ from virtio_rdma.specification.names import LAYOUT
 sys.path.insert(0, path.join(TOP, "tools", "abi"))
 import header  # noqa: E402  pylint: disable=wrong-import-position
 
+# What the document is called where it is no file.
+NAME = "Values and layouts"
 # Takes the place of what says how the document is made.
-TITLE = "# Values and layouts\n\nOffsets and sizes are in bytes.\n\n"
+TITLE = f"# {NAME}\n\nOffsets and sizes are in bytes.\n\n"
 STRUCTURE = re.compile(r"^### struct (\w+), .*$", re.MULTILINE)
 # The table of a structure's fields, whose types the C has as well.
 FIELDS = re.compile(r"^\| (\d+ \| \d+ \| `[^|]*` )\| [^|]* \|(.*)$", re.MULTILINE)

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from virtio_rdma.common import Failure
 from virtio_rdma.specification import __main__ as program
-from virtio_rdma.specification import chapters, latex, layouts, manifest, rules, tables
+from virtio_rdma.specification import chapters, latex, layouts, manifest, rules, tables, virtio
 from virtio_rdma.specification.names import Names
 from virtio_rdma.specification.tests import Sources
 
@@ -253,7 +254,10 @@ def test_requirements_of_a_whole_chapter():
     ([{"t": "Link", "c": [["", [], []], words("post"), ["#posting", ""]]}],
      "\\hyperref[sec:Device Types / RDMA Device / Rings / Posting]{post}"),
     ([{"t": "Link", "c": [["", [], []], words("driver"), ["linux.md", ""]]}], "driver"),
-], ids=["field", "expression", "power", "shift", "power of a field", "link", "link to what is not there"])
+    ([{"t": "Link", "c": [["", [], []], words("layout.md"), ["../layout.md", ""]]}], "Values and layouts"),
+    (words("as layout.md, has"), "as Values and layouts, has"),
+], ids=["field", "expression", "power", "shift", "power of a field", "link", "link to what is not there",
+        "link to the layouts", "name of the layouts"])
 def test_parts_of_paragraphs_as_latex(inlines, expected):
     assert latex_of([para(*inlines)])[0] == [expected]
 
@@ -283,3 +287,48 @@ def test_the_introduction_has_the_device_id():
     with open(os.path.join(latex.TEMPLATES, "introduction.tex"), encoding="ascii") as file:
         number = layouts.header.DEFINE.search(layouts.header.text_of(layouts.header.DEVICE))["value"]
         assert f"\n\n{number}\n" in file.read()
+
+
+CONTENT = """\\input{device-types/net/description.tex}
+\\input{device-types/rtc/description.tex}
+
+\\chapter{Reserved Feature Bits}
+"""
+CONFORMANCE = """One of clauses
+\\ref{sec:Conformance / Driver Conformance / Network Driver Conformance} or
+\\ref{sec:Conformance / Driver Conformance / RTC Driver Conformance}.
+One of clauses
+\\ref{sec:Conformance / Device Conformance / Network Device Conformance} or
+\\ref{sec:Conformance / Device Conformance / RTC Device Conformance}.
+\\input{device-types/rtc/driver-conformance.tex}
+\\input{device-types/rtc/device-conformance.tex}
+"""
+
+
+def test_the_device_type_follows_all_others():
+    assert virtio.content(CONTENT) == CONTENT.replace("\n\n", "\n\\input{device-types/rdma/description.tex}\n\n")
+    expected = CONFORMANCE
+    for side in ("Driver", "Device"):
+        ref = f"\\ref{{sec:Conformance / {side} Conformance / %s {side} Conformance}}"
+        expected = expected.replace(f"{ref % 'Network'} or\n{ref % 'RTC'}.",
+                                    f"{ref % 'Network'},\n{ref % 'RTC'} or\n{ref % 'RDMA'}.")
+        line = f"\\input{{device-types/%s/{side.lower()}-conformance.tex}}\n"
+        expected = expected.replace(line % "rtc", line % "rtc" + line % "rdma")
+    assert virtio.conformance(CONFORMANCE) == expected
+
+
+@pytest.mark.parametrize("text", ["", CONTENT, CONFORMANCE.replace(" or", ",")])
+def test_another_form_of_virtios_text(text):
+    with pytest.raises(Failure):
+        virtio.conformance(text)
+
+
+def test_wrong_labels_of_the_device_type():
+    assert virtio.wrong_labels("""
+LaTeX Warning: Reference `drivernormative:Device Types / RDMA Device / B' on page 4 undefined on input line 5.
+LaTeX Warning: Hyper reference `sec:Device Types / RDMA Device / A' on page 1 undefined on input line 2.
+LaTeX Warning: Label `sec:Device Types / RDMA Device / C' multiply defined.
+LaTeX Warning: Label `sec:Device Types / Network Device' multiply defined.
+LaTeX Warning: Label(s) may have changed. Rerun to get cross-references right.
+""") == ["drivernormative:Device Types / RDMA Device / B", "sec:Device Types / RDMA Device / A",
+         "sec:Device Types / RDMA Device / C"]
