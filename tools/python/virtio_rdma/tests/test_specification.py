@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from virtio_rdma.common import Failure
+from virtio_rdma.common import TOP, Failure
 from virtio_rdma.specification import __main__ as program
 from virtio_rdma.specification import chapters, latex, layouts, manifest, rules, tables, virtio
 from virtio_rdma.specification.names import Names
@@ -287,6 +287,13 @@ def test_the_introduction_has_the_device_id():
     with open(os.path.join(latex.TEMPLATES, "introduction.tex"), encoding="ascii") as file:
         number = layouts.header.DEFINE.search(layouts.header.text_of(layouts.header.DEVICE))["value"]
         assert f"\n\n{number}\n" in file.read()
+
+
+def test_the_letter_names_clauses_that_exist():
+    with open(os.path.join(TOP, "Documentation", "upstream", "virtio-comment.txt"), encoding="ascii") as file:
+        named = {found[0] for found in chapters.NUMBER.finditer(file.read())}
+    assert named
+    assert named <= {number for entries in manifest.read().values() for number in entries}
 
 
 CONTENT = """\\input{device-types/net/description.tex}
