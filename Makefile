@@ -63,6 +63,13 @@ device: ## build/virtio-rdmad
 	@$(device_cargo) cargo build --release --locked -p virtio-rdmad
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdmad $(build)/virtio-rdmad
 
+# The device of "make run": it is not optimised as a whole.
+.PHONY: device-quick
+device-quick:
+	@mkdir -p $(build)/quick
+	@$(device_cargo) cargo build --profile quick --locked -p virtio-rdmad
+	@$(vm)/install-new $(build)/cargo-virtio-rdmad/quick/virtio-rdmad $(build)/quick/virtio-rdmad
+
 # A device for tests of the driver, which does what a device must not.
 .PHONY: hostile
 hostile:

@@ -26,14 +26,15 @@ step() {
 	printf '%s%4s s\n' "$title" $((SECONDS - start)) >&2
 }
 
-# prepare KERNEL: everything that guests of a kernel need; sets kernel_dir and image.
+# prepare KERNEL [DEVICE]: everything that guests of a kernel need; sets kernel_dir and image. DEVICE is what builds the
+# device, if it is not "device".
 prepare() {
 	local kernel=$1
-	step buildroot "build root" "$top/tools/vm/buildroot"
+	step buildroot "build root" "$top/tools/vm/enter" true
 	# First, as it takes longest where nothing is built, and others may wait for it.
 	step "kernel-$kernel" "kernel $kernel" "$top/tools/vm/kernel" "$kernel"
 	kernel_dir=$result
-	step device "virtio-rdmad" make -s -C "$top" device
+	step device "virtio-rdmad" make -s -C "$top" "${2:-device}"
 	step guest "guest image" "$top/tools/vm/guest" --image
 	image=$result
 	step "module-$kernel" "virtio_rdma.ko for $kernel" "$top/tools/vm/module" "$kernel"

@@ -170,7 +170,8 @@ def table(rows):
 
 def main(kernel_dir, image):
     end_on(signal.SIGTERM)
-    options = guests.Options(vmm="qemu", guests=2, rdma="virtio", kernel_dir=kernel_dir, image=image)
+    options = guests.Options(vmm="qemu", guests=2, rdma="virtio", kernel_dir=kernel_dir, image=image,
+                             device=os.path.join(BUILD, "quick", "virtio-rdmad"))
     kind = Uplinked if has_taps() else guests.Network
     network = kind(options)
     failed = True

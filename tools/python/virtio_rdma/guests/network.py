@@ -55,7 +55,7 @@ class Network:
 
     def device_command(self):
         """Returns the command line of the device's process."""
-        command = [os.path.join(BUILD, "virtio-rdmad"),
+        command = [self.options.device,
                    "--control", os.path.join(self.dir, "control.sock")]
         if self.options.workers:
             command += ["--workers", str(self.options.workers)]
@@ -88,20 +88,20 @@ class Network:
 
     def status(self):
         """Returns what the device says of itself (virtio-rdmad status)."""
-        command = [os.path.join(BUILD, "virtio-rdmad"), "status", "--json",
+        command = [self.options.device, "status", "--json",
                    "--control", os.path.join(self.dir, "control.sock")]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
         return json.loads(answer)
 
     def operate(self, *words):
         """Runs a command for operators. Returns its status and what it says."""
-        command = [os.path.join(BUILD, "virtio-rdmad"), *words, "--control", os.path.join(self.dir, "control.sock")]
+        command = [self.options.device, *words, "--control", os.path.join(self.dir, "control.sock")]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
         return done.returncode, done.stdout
 
     def capture(self, guest, path):
         """Begins to write the frames of a guest to a file (virtio-rdmad capture). Returns the process, once it does."""
-        command = [os.path.join(BUILD, "virtio-rdmad"), "capture", "--guest", guest.name,
+        command = [self.options.device, "capture", "--guest", guest.name,
                    "--control", os.path.join(self.dir, "control.sock"), path]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8", preexec_fn=die_with_parent)
         assert process.stderr is not None

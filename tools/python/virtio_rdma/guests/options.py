@@ -5,23 +5,23 @@ import dataclasses
 import os
 from typing import Any
 
+from virtio_rdma.common import BUILD
+
 
 @dataclasses.dataclass
 class Options:
     """How to boot.
 
-    vmm: "qemu" or "uml". guests: how many. rdma: "virtio", "rxe" or "none". kernel: "plain", "debug",
-    or "stock" and its like. image, kernel_dir: from tools/vm/guest and tools/vm/kernel. share: a
-    directory for /mnt, or "". mtu: of the network, in bytes. memory: of a guest, in MiB. cpus: of a
-    guest. keep: leave the run directory behind (a failure leaves it behind in any case). no_rings:
-    numbers of the guests to which the device does not offer rings. workers: of the device; 0 leaves
-    their number to it. hugetlb: QEMU's guests have their memory in huge pages of 2 MiB, of which the
-    machine has enough. swap: QEMU's guests have an empty disk for swap space, /dev/vdb, and resume
-    from it. pluggable: how much memory QEMU's guests can get besides while they run, in MiB. iommu:
-    QEMU's guests of amd64 have a virtual IOMMU, and these are options of their kernel for it. serial:
-    QEMU's guests of amd64 answer over their second serial line, which guests that sleep need. others:
-    options that some guests have of their own, by their numbers, for example their image and
-    kernel_dir.
+    vmm: "qemu" or "uml". guests: how many. rdma: "virtio", "rxe" or "none". kernel: "plain", "debug", or "stock" and
+    its like. image, kernel_dir: from tools/vm/guest and tools/vm/kernel. share: a directory for /mnt, or "". mtu: of
+    the network, in bytes. memory: of a guest, in MiB. cpus: of a guest. keep: leave the run directory behind (a
+    failure leaves it behind in any case). no_rings: numbers of the guests to which the device does not offer rings.
+    workers: of the device; 0 leaves their number to it. device: the program virtio-rdmad. hugetlb: QEMU's guests have
+    their memory in huge pages of 2 MiB, of which the machine has enough. swap: QEMU's guests have an empty disk for
+    swap space, /dev/vdb, and resume from it. pluggable: how much memory QEMU's guests can get besides while they run,
+    in MiB. iommu: QEMU's guests of amd64 have a virtual IOMMU, and these are options of their kernel for it. serial:
+    QEMU's guests of amd64 answer over their second serial line, which guests that sleep need. others: options that
+    some guests have of their own, by their numbers, for example their image and kernel_dir.
     """
 
     vmm: str = "qemu"
@@ -37,6 +37,7 @@ class Options:
     keep: bool = False
     no_rings: tuple[int, ...] = ()
     workers: int = 0
+    device: str = os.path.join(BUILD, "virtio-rdmad")
     hugetlb: bool = False
     swap: bool = False
     pluggable: int = 0
