@@ -192,7 +192,6 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
 mod tests {
     use super::*;
     use crate::{
-        context::Context,
         cq_ring::CqRing,
         model::{device::Completer, objects},
         object::Owned,
@@ -206,7 +205,7 @@ mod tests {
         device: Completer,
         registration: Option<Registration>,
         cq: Owned<Cq>,
-        context: Owned<Context>,
+        context: objects::TestContext,
     }
 
     impl Testbed {

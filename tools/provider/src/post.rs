@@ -175,7 +175,6 @@ mod tests {
     use super::*;
     use crate::errno::Errno;
     use crate::{
-        context::Context,
         cq::{self, Cq},
         cq_ring::CqRing,
         doorbell::TRIES,
@@ -268,7 +267,7 @@ mod tests {
         qp: Owned<Qp>,
         harness: Harness,
         kernel: Box<Kernel>,
-        context: Owned<Context>,
+        context: objects::TestContext,
     }
 
     impl Testbed {

@@ -7,45 +7,79 @@ use crate::{
     cq::{Cq, CqPrivate},
     cq_ex,
     cq_ring::CqRing,
+    libibverbs::layout::CONTEXT_HEAD,
     model::{kernel::Kernel, opened},
-    object::{Blank, Owned, Zeroable},
+    object::{Blank, Owned, Ref, Zeroable},
     qp::{Qp, QpPrivate},
     qp_table::{QpTable, Registration},
     srq::Srq,
 };
-use std::ptr;
+use std::{mem::MaybeUninit, ptr};
+
+/// A context with what libibverbs has in front of it.
+#[repr(C)]
+struct Whole {
+    head: [usize; CONTEXT_HEAD / size_of::<usize>()],
+    context: MaybeUninit<Context>,
+}
+
+// SAFETY: the structure consists of integers, and of memory that need not be initialised.
+unsafe impl Zeroable for Whole {}
+
+/// A context that only the provider knows.
+pub struct TestContext(Owned<Whole>);
+
+impl TestContext {
+    /// Borrows the context.
+    pub fn as_ref(&self) -> Ref<'_, Context> {
+        // SAFETY: context() has completed the context.
+        unsafe { self.0.as_ref().project(|whole| (&raw mut (*whole).context).cast()) }
+    }
+}
+
+impl Drop for TestContext {
+    fn drop(&mut self) {
+        // SAFETY: the context is complete, and nobody uses it any more.
+        unsafe { self.as_ref().finish() };
+    }
+}
 
 /// Returns a context whose objects have rings.
-pub fn context() -> Owned<Context> {
+pub fn context() -> TestContext {
     let description = virtio_rdma_uresp_alloc_ucontext {
         data_path: VIRTIO_RDMA_UDATA_PATH_RINGS,
         ..Default::default()
     };
-    let context = Blank::<ibv_context>::new().unwrap();
+    let whole = Owned::<Whole>::zeroed().unwrap();
     // A device lives as long as the test.
     let device = opened::device(opened::library()).into_raw();
-    // SAFETY: nobody else uses the context.
-    unsafe { (*context.verbs().as_ptr()).device = device.cast() };
-    context.finish(ContextPrivate::new(description).unwrap())
+    let at = whole.as_ref().as_ptr();
+    let context = TestContext(whole);
+    let verbs = context.as_ref().verbs().as_ptr();
+    // SAFETY: nobody else uses the context, of which the part of libibverbs is zeroed.
+    unsafe {
+        // The last word in front of a context says how long the whole one is.
+        *(*at).head.last_mut().unwrap() = CONTEXT_HEAD + size_of::<ibv_context>();
+        (*verbs).device = device.cast();
+        context.as_ref().complete(ContextPrivate::new(description).unwrap());
+    }
+    context
 }
 
-// SAFETY: the structure consists of integers, pointers and a mutex; libibverbs allocates it zeroed.
-unsafe impl Zeroable for ibv_context {}
-
 /// Puts a CQ into a context.
-pub fn cq_of(cq: &Owned<Cq>, context: &Owned<Context>) {
+pub fn cq_of(cq: &Owned<Cq>, context: &TestContext) {
     // SAFETY: both are live, and nobody else uses the CQ.
     unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().verbs().as_ptr() };
 }
 
 /// Puts a memory window into a context.
-pub fn mw_of(mw: &Owned<ibv_mw>, context: &Owned<Context>) {
+pub fn mw_of(mw: &Owned<ibv_mw>, context: &TestContext) {
     // SAFETY: both are live, and nobody else uses the window.
     unsafe { (*mw.as_ref().as_ptr()).context = context.as_ref().verbs().as_ptr() };
 }
 
 /// Puts a QP into a context, with a kernel behind it.
-pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &Kernel) {
+pub fn qp_of(qp: &Owned<Qp>, context: &TestContext, kernel: &Kernel) {
     let at = qp.as_ref().qp().as_ptr();
     // SAFETY: all are live, and nobody else uses the QP.
     unsafe {
@@ -55,7 +89,7 @@ pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &Kernel) {
 }
 
 /// Puts an SRQ into a context, with a kernel behind it.
-pub fn srq_of(srq: &Owned<Srq>, context: &Owned<Context>, kernel: &Kernel) {
+pub fn srq_of(srq: &Owned<Srq>, context: &TestContext, kernel: &Kernel) {
     let at = srq.as_ref().srq().as_ptr();
     // SAFETY: all are live, and nobody else uses the SRQ.
     unsafe {
@@ -69,7 +103,7 @@ pub struct Harness {
     pub registrations: Vec<Registration>,
     pub table: Box<QpTable>,
     pub cq: Owned<Cq>,
-    context: Owned<Context>,
+    context: TestContext,
 }
 
 impl Harness {
@@ -101,7 +135,7 @@ pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
 }
 
 /// Returns an extended CQ of a context, which the kernel does not know.
-pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
+pub fn cq_ex(ring: CqRing, flags: u32, context: &TestContext) -> Owned<Cq> {
     let blank = Blank::<verbs_cq>::new().unwrap();
     let cq = blank.finish(CqPrivate::without_kernel(Some(ring), flags));
     cq_of(&cq, context);
