@@ -87,7 +87,7 @@ mod platform {
 /// The barriers that a thread of the tests has executed.
 #[cfg(test)]
 pub(crate) mod executed {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     /// How many barriers were executed, by their kinds.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +99,13 @@ pub(crate) mod executed {
 
     thread_local! {
         static EXECUTED: Cell<Executed> = const { Cell::new(Executed { write: 0, read: 0, full: 0 }) };
+        static AT_READ: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    /// Runs a function once, when this thread next executes the barrier of reads: it stands for what the device does
+    /// right after a word was read.
+    pub fn at_read(f: impl FnOnce() + 'static) {
+        AT_READ.set(Some(Box::new(f)));
     }
 
     /// Returns the barriers that this thread executes in a function.
@@ -120,6 +127,9 @@ pub(crate) mod executed {
 
     pub fn read() {
         count(|executed| executed.read += 1);
+        if let Some(f) = AT_READ.take() {
+            f();
+        }
     }
 
     pub fn full() {

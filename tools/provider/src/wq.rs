@@ -245,7 +245,7 @@ impl WorkQueue {
 mod tests {
     use super::*;
     use crate::{
-        barriers::Barriers,
+        barriers::{Barriers, executed},
         bindings::ibv_recv_wr,
         model::device::{self, Memory},
         ring::Resource,
@@ -379,6 +379,25 @@ mod tests {
         assert_eq!(testbed.memory().word(132).load(SeqCst), 0);
         testbed.memory().word(128).store(1, SeqCst);
         assert_eq!(testbed.post(&[4], 99), (None, false));
+    }
+
+    /// A device behind a bus wakes up by itself between the poster's look at the wake word and the store that clears
+    /// it. The poster rings nevertheless: what the device writes next may be what the store replaces.
+    #[test]
+    fn each_word_that_is_cleared_over_a_bus_rings() {
+        let testbed = Testbed::with(Barriers::BUS);
+        for id in 1..=u64::from(DEPTH) {
+            let memory = testbed.memory();
+            memory.word(WAKE).store(1, SeqCst);
+            let mut state = testbed.queue.state.lock();
+            state.filled();
+            executed::at_read(move || memory.word(WAKE).store(0, SeqCst));
+            assert!(state.publish(&testbed.region, RECV, Freed::Completed(&testbed.progress)));
+            assert_eq!(u64::from(testbed.producer()), id);
+        }
+        // Without a word to clear there is no doorbell.
+        testbed.progress.set_done(DEPTH);
+        assert_eq!(testbed.post(&[1], 99), (None, false));
     }
 
     /// No work request is lost to a device that goes to sleep (specification, Rings: Posting): either the
