@@ -7,7 +7,8 @@
 use crate::{
     bindings,
     hca::Hca,
-    ib, //
+    ib,
+    trace::refuse, //
 };
 use kernel::prelude::*;
 
@@ -26,6 +27,11 @@ impl ib::UserContext<Hca> for Ucontext {
     const QUERY_ATTR: usize = bindings::VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as usize;
 
     fn alloc(dev: &ib::Device<Hca>, udata: &ib::Udata<'_>) -> Result<Self> {
+        let asked: bindings::virtio_rdma_ureq_alloc_ucontext = udata.optional_request()?;
+        if asked.comp_mask != 0 {
+            let error = crate::errno::unsupported();
+            return Err(refuse(error, c"the mask of a context", asked.comp_mask, 0));
+        }
         udata.respond(&Self::describe(dev))?;
         Ok(Self)
     }
@@ -47,6 +53,8 @@ impl ib::UserContext<Hca> for Ucontext {
             max_recv_sge: config.max_recv_sge,
             max_srq_wr: if has_srqs { config.max_srq_wr } else { 0 },
             max_srq_sge: if has_srqs { config.max_srq_sge } else { 0 },
+            // The driver knows no bit, and so it has taken none.
+            comp_mask: 0,
         }
     }
 }

@@ -48,7 +48,16 @@
 #define VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP	(1U << 12)
 
 /**
- * struct virtio_rdma_uresp_alloc_ucontext - driver data of GET_CONTEXT
+ * struct virtio_rdma_ureq_alloc_ucontext - driver data of GET_CONTEXT
+ * @comp_mask: what the library knows, and may be given; no bit has a meaning
+ *	yet, and the driver refuses any
+ */
+struct virtio_rdma_ureq_alloc_ucontext {
+	__aligned_u64 comp_mask;
+};
+
+/**
+ * struct virtio_rdma_uresp_alloc_ucontext - answer of GET_CONTEXT
  * @data_path: VIRTIO_RDMA_UDATA_PATH_*
  * @max_inline_data: most bytes of inline data of a QP with rings; zero if there are
  *	none, or if the driver does not tell
@@ -61,6 +70,7 @@
  * @max_recv_sge: most SGEs of a receive work request of a QP
  * @max_srq_wr: most entries of an SRQ
  * @max_srq_sge: most SGEs of a work request of an SRQ
+ * @comp_mask: the bits of the request that the driver took; zero as long as there are no bits
  */
 struct virtio_rdma_uresp_alloc_ucontext {
 	__u32 data_path;
@@ -72,6 +82,7 @@ struct virtio_rdma_uresp_alloc_ucontext {
 	__u32 max_recv_sge;
 	__u32 max_srq_wr;
 	__u32 max_srq_sge;
+	__aligned_u64 comp_mask;
 };
 
 /**

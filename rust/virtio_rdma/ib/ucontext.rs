@@ -24,11 +24,11 @@ pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
     /// It is declared in [`Driver::UAPI`].
     const QUERY_ATTR: usize;
 
-    /// Creates the context; `udata` takes the answer to the provider.
+    /// Creates the context; `udata` has what the provider says of itself, and takes the answer to it.
     ///
     /// # Errors
     ///
-    /// `EFAULT`, or any of the driver's.
+    /// `EOPNOTSUPP` for what the driver does not know, `EFAULT`, or any of the driver's.
     fn alloc(dev: &Device<D>, udata: &Udata<'_>) -> Result<Self>;
 
     /// Returns what the provider of a program that imports a context is told. The provider of the program that
@@ -51,7 +51,6 @@ pub(super) unsafe extern "C" fn alloc_ucontext<D: Driver>(
     let (dev, udata) = unsafe { (Device::<D>::from_raw((*raw).device), Udata::from_raw(udata)) };
     from_result(|| {
         let udata = udata.ok_or(EINVAL)?;
-        udata.no_request()?;
         let data = D::Ucontext::alloc(dev, &udata)?;
         // SAFETY: The core allocated `size_ib_ucontext` bytes, which are not initialised yet.
         unsafe { Ucontext::<D>::write(raw, data) };

@@ -41,6 +41,21 @@ impl Udata<'_> {
     ///
     /// `EINVAL` if it is too short, `EOPNOTSUPP` if bytes beyond `T` are not zero, `EFAULT`.
     pub(crate) fn request<T: FromBytes + AsBytes + Zeroable>(&self) -> Result<T> {
+        self.request_of(size_of::<T>())
+    }
+
+    /// Copies what the program sent to an operation that had no request structure in its first version: bytes that it
+    /// did not send are zero. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if bytes beyond `T` are not zero, `EFAULT`.
+    pub(crate) fn optional_request<T: FromBytes + AsBytes + Zeroable>(&self) -> Result<T> {
+        self.request_of(0)
+    }
+
+    /// Copies what the program sent, which is `least` bytes or more.
+    fn request_of<T: FromBytes + AsBytes + Zeroable>(&self, least: usize) -> Result<T> {
         let mut request = T::zeroed();
         let bytes = request.as_bytes_mut();
         // SAFETY: `from_raw` got `raw` from the current system call, for the lifetime of `self`; `bytes` has room
@@ -50,7 +65,7 @@ impl Udata<'_> {
                 self.raw.as_ptr(),
                 bytes.as_mut_ptr().cast(),
                 bytes.len(),
-                bytes.len(),
+                least,
             )
         })?;
         Ok(request)

@@ -398,8 +398,9 @@ UDATA_PATH_RINGS = 1
 UDATA_PATH_RINGS_BUS = 2
 ATTR_QUERY_CONTEXT_RESP = 0x1000
 
+UreqAllocUcontext = struct(comp_mask=u64)
 UrespAllocUcontext = struct(data_path=u32, max_inline_data=u32, features=u64, max_cqe=u32, max_qp_wr=u32,
-                            max_send_sge=u32, max_recv_sge=u32, max_srq_wr=u32, max_srq_sge=u32)
+                            max_send_sge=u32, max_recv_sge=u32, max_srq_wr=u32, max_srq_sge=u32, comp_mask=u64)
 UreqCreateCq = struct(buf_addr=u64, buf_len=u64)
 UrespResizeCq = struct(moved=u32, reserved_04=u32)
 UreqCreateQp = struct(buf_addr=u64, buf_len=u64, sq_depth=u32, sq_stride=u32, sq_offset=u32, rq_depth=u32,
@@ -444,6 +445,7 @@ UVERBS_OBJECT_QP = 4
 UVERBS_OBJECT_SRQ = 5
 UVERBS_OBJECT_MR = 7
 UVERBS_METHOD_INVOKE_WRITE = 0
+UVERBS_METHOD_GET_CONTEXT = 3
 UVERBS_METHOD_CQ_CREATE = 0
 UVERBS_METHOD_QP_CREATE = 0
 UVERBS_METHOD_SRQ_CREATE = 0
@@ -454,6 +456,8 @@ UVERBS_ATTR_UHW_OUT = 4097
 UVERBS_ATTR_CORE_IN = 0
 UVERBS_ATTR_CORE_OUT = 1
 UVERBS_ATTR_WRITE_CMD = 2
+UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS = 0
+UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT = 1
 UVERBS_ATTR_CREATE_CQ_HANDLE = 0
 UVERBS_ATTR_CREATE_CQ_CQE = 1
 UVERBS_ATTR_CREATE_CQ_USER_HANDLE = 2

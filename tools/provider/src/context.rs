@@ -72,7 +72,7 @@ fn opcodes(features: u64) -> Opcodes {
 /// # Errors
 ///
 /// The kernel's; ENOMEM; EPROTONOSUPPORT if the driver wants programs to post
-/// and poll in a way that this provider does not know.
+/// and poll in a way that this provider does not know, or gives what it did not ask for.
 pub fn open(context: Ref<'_, ibv_context>) -> Result<ContextPrivate> {
     ContextPrivate::new(cmd::context::get(context)?).map_err(|cause| context.refuse(cause))
 }
@@ -92,8 +92,14 @@ impl ContextPrivate {
     ///
     /// # Errors
     ///
-    /// EPROTONOSUPPORT for a data path that this provider does not know; ENOMEM.
+    /// EPROTONOSUPPORT for a data path or a bit of the mask that this provider does not know; ENOMEM.
     pub(crate) fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self, Cause> {
+        if description.comp_mask != 0 {
+            let (low, high) = (description.comp_mask as u32, (description.comp_mask >> 32) as u32);
+            let cause =
+                cause!(EPROTONOSUPPORT, "the mask 0x%x (+ 0x%x << 32) is unknown", low, high);
+            return Err(cause);
+        }
         let no_memory = |_| cause!(ENOMEM, "there is no memory for the table of QPs");
         let qp_table = match description.data_path {
             VIRTIO_RDMA_UDATA_PATH_KERNEL => None,

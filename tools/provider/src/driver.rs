@@ -259,7 +259,7 @@ pub(crate) mod tests {
 
     type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 
-    /// A context that the kernel refuses, or whose data path the provider does not know, is freed:
+    /// A context that the kernel refuses, or whose data path or mask the provider does not know, is freed:
     /// `errno` says why, and libibverbs does not hold the device any more.
     #[test]
     fn a_context_that_cannot_be() {
@@ -271,12 +271,18 @@ pub(crate) mod tests {
                 assert_eq!(Errno::last().get(), errno as c_int);
             }
         }
-        kernel.answer(UVERBS_ATTR_UHW_OUT, opened::description(7));
-        assert!(Opened::open(alloc_context).is_none());
-        assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
-        kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, opened::description(7));
-        assert!(Opened::open(import_context).is_none());
-        assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
+        let masked = |comp_mask| virtio_rdma_uresp_alloc_ucontext {
+            comp_mask,
+            ..opened::description(VIRTIO_RDMA_UDATA_PATH_RINGS)
+        };
+        for description in [opened::description(7), masked(1), masked(1 << 63)] {
+            kernel.answer(UVERBS_ATTR_UHW_OUT, description);
+            assert!(Opened::open(alloc_context).is_none());
+            assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
+            kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, description);
+            assert!(Opened::open(import_context).is_none());
+            assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
+        }
     }
 
     unsafe extern "C" {

@@ -73,10 +73,12 @@ int main(void)
 	SIZE(ib_uverbs_ex_create_qp_resp);
 	SIZE(ibv_modify_qp);
 	SIZE(ibv_query_qp);
+	SIZE(virtio_rdma_ureq_alloc_ucontext);
 	SIZE(virtio_rdma_uresp_alloc_ucontext);
 	OFFSET(virtio_rdma_uresp_alloc_ucontext, data_path);
 	OFFSET(virtio_rdma_uresp_alloc_ucontext, max_inline_data);
 	OFFSET(virtio_rdma_uresp_alloc_ucontext, features);
+	OFFSET(virtio_rdma_uresp_alloc_ucontext, comp_mask);
 	SIZE(virtio_rdma_ureq_create_cq);
 	OFFSET(virtio_rdma_ureq_create_cq, buf_len);
 	SIZE(virtio_rdma_uresp_resize_cq);

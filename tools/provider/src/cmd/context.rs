@@ -10,18 +10,18 @@ use crate::{
 };
 use core::mem;
 
-/// Opens the context in the kernel. Returns the driver's description of it.
+/// Opens the context in the kernel. Returns the driver's description of it. The driver is told that the provider knows
+/// the first version alone, which drivers of all versions take.
 pub fn get(context: Ref<'_, ibv_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
-    let mut cmd = ibv_get_context::default();
+    let mut cmd = Message::<ibv_get_context, virtio_rdma_ureq_alloc_ucontext>::default();
     let mut resp =
         Message::<ib_uverbs_get_context_resp, virtio_rdma_uresp_alloc_ucontext>::default();
-    // SAFETY: the buffers have the sizes given, and `resp` begins with the
-    // core's structure.
+    // SAFETY: the buffers have the sizes given, and begin with the core's structures.
     Errno::check(unsafe {
         ibv_cmd_get_context(
             context.as_ptr(),
-            &mut cmd,
-            size_of_val(&cmd),
+            (&raw mut cmd).cast(),
+            cmd.len(true),
             (&raw mut resp).cast(),
             resp.len(true),
         )
@@ -128,8 +128,8 @@ mod tests {
     use crate::{cmd::testbed::*, model::opened::description};
     use core::ptr;
 
-    /// The driver's description of a context is returned as it is, and the command carries nothing of
-    /// the provider.
+    /// The driver's description of a context is returned as it is, and the command that opens one says what the
+    /// provider knows.
     #[test]
     fn a_context_is_what_the_driver_says() {
         let said = virtio_rdma_uresp_alloc_ucontext {
@@ -145,7 +145,9 @@ mod tests {
         let command = testbed.kernel.take().remove(0);
         assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT));
         assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of_val(&said));
-        assert!(command.input.is_empty());
+        let asked = virtio_rdma_ureq_alloc_ucontext { comp_mask: 0 };
+        assert_eq!(command.input[&UVERBS_ATTR_UHW_IN], bytes(&asked));
+        assert_eq!(command.input.len(), 1);
         // SAFETY: the context is live.
         assert_eq!(unsafe { (*testbed.opened.verbs()).num_comp_vectors }, 3);
 
