@@ -93,8 +93,18 @@ int virtio_rdma_respond_empty_udata(struct ib_udata *udata);
 struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     unsigned long addr, size_t size,
 				     int access);
-bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value);
-bool virtio_rdma_umem_load(struct ib_umem *umem, size_t offset, u32 *value);
+struct ib_umem *virtio_rdma_umem_get_cq_buf(struct ib_device *device,
+					    struct ib_udata *udata, size_t size,
+					    int access);
+struct ib_umem *virtio_rdma_umem_get_qp_buf(struct ib_device *device,
+					    struct ib_udata *udata, size_t size,
+					    int access);
+void *virtio_rdma_umem_vmap(struct ib_umem *umem);
+void virtio_rdma_umem_vunmap(struct ib_umem *umem, void *start);
+bool virtio_rdma_umem_store(struct ib_umem *umem, void *mapped, size_t offset,
+			    u32 value);
+bool virtio_rdma_umem_load(struct ib_umem *umem, void *mapped, size_t offset,
+			   u32 *value);
 size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz);
 void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
 				  struct ib_umem *umem, unsigned long pgsz);

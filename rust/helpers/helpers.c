@@ -2,11 +2,13 @@
 /*
  * Contains functions for what the kernel's headers offer only to C.
  */
+#include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/highmem.h>
 #include <linux/if_vlan.h>
 #include <linux/iommu.h>
+#include <linux/iosys-map.h>
 #include <linux/pci.h>
 #include <linux/sched/mm.h>
 #include <linux/wait_bit.h>
@@ -21,6 +23,8 @@
 #include <rdma/uverbs_named_ioctl.h>
 
 #include "virtio_rdma_helpers.h"
+
+MODULE_IMPORT_NS("DMA_BUF");
 
 static_assert(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP == 1U << UVERBS_ID_NS_SHIFT);
 
@@ -314,31 +318,86 @@ struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 	return ib_umem_get_va(device, addr, size, access);
 }
 
-bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value)
+/* The memory that a program names by the core's attributes; NULL if by none. */
+struct ib_umem *virtio_rdma_umem_get_cq_buf(struct ib_device *device,
+					    struct ib_udata *udata, size_t size,
+					    int access)
 {
+	return ib_umem_get_cq_buf(device,
+				  rdma_udata_to_uverbs_attr_bundle(udata), size,
+				  access);
+}
+
+struct ib_umem *virtio_rdma_umem_get_qp_buf(struct ib_device *device,
+					    struct ib_udata *udata, size_t size,
+					    int access)
+{
+	const struct uverbs_attr_bundle *attrs =
+		rdma_udata_to_uverbs_attr_bundle(udata);
+
+	/* Both rings of a QP are in one buffer. */
+	if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM) ||
+	    uverbs_attr_is_valid(attrs, UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM))
+		return ERR_PTR(-EINVAL);
+	return ib_umem_get_attr(device, attrs, UVERBS_ATTR_CREATE_QP_BUF_UMEM,
+				size, access);
+}
+
+/* Maps a dma-buf; returns where the part of it that @umem is begins. */
+void *virtio_rdma_umem_vmap(struct ib_umem *umem)
+{
+	struct dma_buf *dmabuf = to_ib_umem_dmabuf(umem)->attach->dmabuf;
+	struct iosys_map map;
+	int ret;
+
+	ret = dma_buf_vmap_unlocked(dmabuf, &map);
+	if (ret)
+		return ERR_PTR(ret);
+	if (map.is_iomem) {
+		dma_buf_vunmap_unlocked(dmabuf, &map);
+		return ERR_PTR(-EOPNOTSUPP);
+	}
+	return map.vaddr + umem->address;
+}
+
+void virtio_rdma_umem_vunmap(struct ib_umem *umem, void *start)
+{
+	struct iosys_map map = IOSYS_MAP_INIT_VADDR(start - umem->address);
+
+	dma_buf_vunmap_unlocked(to_ib_umem_dmabuf(umem)->attach->dmabuf, &map);
+}
+
+/* @mapped is what virtio_rdma_umem_vmap() returned, NULL without a dma-buf. */
+bool virtio_rdma_umem_store(struct ib_umem *umem, void *mapped, size_t offset,
+			    u32 value)
+{
+	size_t start = mapped ? 0 : offset_in_page(umem->address);
 	void *page;
 
-	offset += offset_in_page(umem->address);
-	if (umem->is_dmabuf || !umem->writable ||
-	    offset > PAGE_SIZE - sizeof(value))
+	if (umem->is_dmabuf != !!mapped || !umem->writable ||
+	    offset + sizeof(value) > min(umem->length, PAGE_SIZE - start))
 		return false;
-	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
+	page = mapped ?: kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
 	/* Pairs with the acquire by which a program reads the word. */
-	smp_store_release((u32 *)(page + offset), value);
-	kunmap_local(page);
+	smp_store_release((u32 *)(page + start + offset), value);
+	if (!mapped)
+		kunmap_local(page);
 	return true;
 }
 
-bool virtio_rdma_umem_load(struct ib_umem *umem, size_t offset, u32 *value)
+bool virtio_rdma_umem_load(struct ib_umem *umem, void *mapped, size_t offset,
+			   u32 *value)
 {
+	size_t start = mapped ? 0 : offset_in_page(umem->address);
 	void *page;
 
-	offset += offset_in_page(umem->address);
-	if (umem->is_dmabuf || offset > PAGE_SIZE - sizeof(*value))
+	if (umem->is_dmabuf != !!mapped ||
+	    offset + sizeof(*value) > min(umem->length, PAGE_SIZE - start))
 		return false;
-	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
-	*value = READ_ONCE(*(u32 *)(page + offset));
-	kunmap_local(page);
+	page = mapped ?: kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
+	*value = READ_ONCE(*(u32 *)(page + start + offset));
+	if (!mapped)
+		kunmap_local(page);
 	return true;
 }
 

@@ -316,19 +316,28 @@ fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
     })
 }
 
-/// Pins the ring that a program gives a CQ of `cqe` entries.
+/// Returns the bytes that the ring of a program's CQ of `cqe` entries needs.
 ///
 /// # Errors
 ///
-/// `EINVAL` for a number of entries that is no power of two, or a buffer that is not made of whole
-/// pages or too small; those of [`Region::pin`].
-fn pin_ring(dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result<Region> {
-    let asked: bindings::virtio_rdma_ureq_create_cq = udata.request()?;
+/// `EINVAL` for a number of entries that is no power of two.
+fn program_ring_len(cqe: u32) -> Result<usize> {
     if !cqe.is_power_of_two() {
         let reason = c"a CQ of a number of CQEs that is no power of two";
         return Err(refuse(EINVAL, reason, cqe.into(), 0));
     }
-    let needed = ring::cq_len(cqe) as u64;
+    Ok(ring::cq_len(cqe))
+}
+
+/// Pins the ring that a program gives a CQ of `cqe` entries.
+///
+/// # Errors
+///
+/// Those of [`program_ring_len`]; `EINVAL` for a buffer that is not made of whole pages or too small; those of
+/// [`Region::pin`].
+fn pin_ring(dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result<Region> {
+    let asked: bindings::virtio_rdma_ureq_create_cq = udata.request()?;
+    let needed = program_ring_len(cqe)? as u64;
     if !ring::is_region(asked.buf_addr, asked.buf_len) || asked.buf_len < needed {
         let reason = c"a ring of a CQ that is too small or not made of whole pages";
         return Err(refuse(EINVAL, reason, asked.buf_len, needed));
@@ -346,7 +355,18 @@ fn new_program_ring(
     attr: &ib::CqInitAttr<'_>,
     udata: &ib::Udata<'_>,
 ) -> Result<Parts> {
-    let region = pin_ring(dev, attr.cqe, udata)?;
+    let needed = program_ring_len(attr.cqe)?;
+    let region = match Region::named(dev, udata, ib::BufferOf::Cq, needed)? {
+        Some((region, _)) => {
+            let asked: bindings::virtio_rdma_ureq_create_cq = udata.optional_request()?;
+            if asked.buf_addr != 0 || asked.buf_len != 0 {
+                let reason = c"a ring of a CQ that is named twice";
+                return Err(refuse(EINVAL, reason, asked.buf_addr, asked.buf_len));
+            }
+            region
+        }
+        None => pin_ring(dev, attr.cqe, udata)?,
+    };
     let (cqn, region) = create_ring(dev.data(), region, attr.cqe, attr.comp_vector)?;
     Ok(Parts {
         cqn,

@@ -95,7 +95,10 @@ pub(crate) use ucontext::{
     UapiDefinitions,
     UserContext, //
 };
-pub(crate) use udata::Udata;
+pub(crate) use udata::{
+    BufferOf,
+    Udata, //
+};
 pub(crate) use wc::{
     Wc,
     WcOpcode,

@@ -19,6 +19,8 @@ use crate::{
     hca::Hca,
     ib,
     memory::Memory,
+    ring,
+    trace::refuse,
     umem::Umem, //
 };
 use kernel::{
@@ -50,6 +52,33 @@ impl Region {
             hca: dev.data().clone(),
             memory: Some(Memory::Program(umem)),
         })
+    }
+
+    /// Pins memory for rings that the program names by an attribute of the core, and returns it with its length; `None`
+    /// if it names none. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for memory that is not made of whole pages; the errors of [`Umem::named`].
+    pub(crate) fn named(
+        dev: &ib::Device<Hca>,
+        udata: &ib::Udata<'_>,
+        object: ib::BufferOf,
+        least: usize,
+    ) -> Result<Option<(Self, u64)>> {
+        let Some(umem) = Umem::named(dev, udata, object, least)? else {
+            return Ok(None);
+        };
+        let (start, length) = umem.range();
+        if !ring::is_region(start, length) {
+            let reason = c"rings that are not made of whole pages";
+            return Err(refuse(EINVAL, reason, start, length));
+        }
+        let region = Self {
+            hca: dev.data().clone(),
+            memory: Some(Memory::Program(umem)),
+        };
+        Ok(Some((region, length)))
     }
 
     /// Pins memory of the current process for an MR, whose page table may list larger pages. May sleep.

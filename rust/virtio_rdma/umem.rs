@@ -27,6 +27,8 @@ pub(crate) struct Umem {
     raw: NonNull<bindings::ib_umem>,
     /// The size of the blocks that it is listed in, a power of two.
     block: c_ulong,
+    /// Where the kernel has mapped it, if it is of a dma-buf that holds rings.
+    mapped: Option<NonNull<c_void>>,
 }
 
 // SAFETY: A `struct ib_umem` may be released from any thread: it holds a reference to the address
@@ -62,7 +64,52 @@ impl Umem {
         Ok(Self {
             raw: NonNull::new(raw).ok_or(EINVAL)?,
             block: BLOCK,
+            mapped: None,
         })
+    }
+
+    /// Pins memory of `least` bytes or more that the program names by an attribute of the core; `None` if it names
+    /// none. The kernel can read and write the first page, also of a dma-buf. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ib::Udata::buffer`]; of a dma-buf, also those of the exporter, and `EOPNOTSUPP` if it is no memory
+    /// of the machine.
+    pub(crate) fn named<D: ib::Driver>(
+        dev: &ib::Device<D>,
+        udata: &ib::Udata<'_>,
+        object: ib::BufferOf,
+        least: usize,
+    ) -> Result<Option<Self>> {
+        // The C function does not check whether the thread has an address space.
+        kernel::current!().mm().ok_or(EINVAL)?;
+        let Some(raw) = NonNull::new(udata.buffer(dev, object, least)?) else {
+            return Ok(None);
+        };
+        let mut umem = Self {
+            raw,
+            block: BLOCK,
+            mapped: None,
+        };
+        // SAFETY: The memory is valid.
+        if unsafe { raw.as_ref().is_dmabuf() } != 0 {
+            // SAFETY: The memory is that of a dma-buf.
+            let start = from_err_ptr(unsafe { bindings::virtio_rdma_umem_vmap(raw.as_ptr()) })?;
+            umem.mapped = NonNull::new(start);
+        }
+        Ok(Some(umem))
+    }
+
+    /// Returns the address of the first byte, which is an offset in a dma-buf, and the number of bytes.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        // SAFETY: The memory is valid, and the fields stay as they are.
+        let umem = unsafe { self.raw.as_ref() };
+        (umem.address as u64, umem.length as u64)
+    }
+
+    /// Returns where the kernel has mapped the memory, or a null pointer.
+    fn mapped(&self) -> *mut c_void {
+        self.mapped.map_or(core::ptr::null_mut(), NonNull::as_ptr)
     }
 
     /// Attaches to a range of the dma-buf behind a descriptor of the current process: `memory.start`
@@ -95,6 +142,7 @@ impl Umem {
             // SAFETY: `raw` is not an error pointer, so it is valid.
             raw: NonNull::new(unsafe { &raw mut (*raw).umem }).ok_or(EINVAL)?,
             block: BLOCK,
+            mapped: None,
         };
         umem.choose_block(sizes, memory.virt_addr)?;
         Ok(umem)
@@ -128,9 +176,10 @@ impl Umem {
         if offset % size_of::<u32>() != 0 {
             return Err(EINVAL);
         }
-        // SAFETY: The memory is valid; the function checks the offset.
+        let (raw, mapped) = (self.raw.as_ptr(), self.mapped());
+        // SAFETY: The memory is valid, and mapped there; the function checks the offset.
         let stored =
-            unsafe { bindings::virtio_rdma_umem_store(self.raw.as_ptr(), offset, value.to_le()) };
+            unsafe { bindings::virtio_rdma_umem_store(raw, mapped, offset, value.to_le()) };
         stored.then_some(()).ok_or(EINVAL)
     }
 
@@ -145,9 +194,10 @@ impl Umem {
             return Err(EINVAL);
         }
         let mut value = 0;
-        // SAFETY: The memory is valid; the function checks the offset.
+        let (raw, mapped) = (self.raw.as_ptr(), self.mapped());
+        // SAFETY: The memory is valid, and mapped there; the function checks the offset.
         let loaded =
-            unsafe { bindings::virtio_rdma_umem_load(self.raw.as_ptr(), offset, &raw mut value) };
+            unsafe { bindings::virtio_rdma_umem_load(raw, mapped, offset, &raw mut value) };
         loaded.then_some(u32::from_le(value)).ok_or(EINVAL)
     }
 
@@ -183,6 +233,10 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
+        if let Some(start) = self.mapped {
+            // SAFETY: The memory is valid, and mapped there by `named`.
+            unsafe { bindings::virtio_rdma_umem_vunmap(self.raw.as_ptr(), start.as_ptr()) };
+        }
         // SAFETY: The memory is valid, and this is its only owner.
         unsafe { bindings::ib_umem_release(self.raw.as_ptr()) };
     }

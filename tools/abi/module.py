@@ -44,26 +44,29 @@ KERNEL = ("<sys/ioctl.h>", "<rdma/ib_user_verbs.h>", "<rdma/ib_user_ioctl_verbs.
           "<rdma/ib_user_ioctl_cmds.h>")
 # Structures without ib_uverbs_, each behind those that it contains.
 KERNEL_STRUCTURES = """
-    cmd_hdr ex_cmd_hdr get_context get_context_resp alloc_pd alloc_pd_resp global_route ah_attr create_ah create_ah_resp
-    reg_mr reg_mr_resp rereg_mr rereg_mr_resp alloc_mw alloc_mw_resp dealloc_mw create_cq create_cq_resp ex_create_cq
-    ex_create_cq_resp resize_cq resize_cq_resp poll_cq poll_cq_resp wc destroy_cq destroy_cq_resp create_qp
-    create_qp_resp ex_create_qp ex_create_qp_resp qp_dest modify_qp ex_modify_qp ex_modify_qp_resp destroy_qp
-    destroy_qp_resp sge send_wr recv_wr post_send post_send_resp create_srq create_xsrq create_srq_resp modify_srq
-    destroy_srq destroy_srq_resp open_xrcd open_xrcd_resp close_xrcd query_device_resp odp_caps rss_caps tm_caps
-    cq_moderation_caps ex_query_device ex_query_device_resp ioctl_hdr attr qp_cap"""
+    cmd_hdr ex_cmd_hdr get_context get_context_resp create_comp_channel create_comp_channel_resp alloc_pd
+    alloc_pd_resp global_route ah_attr create_ah create_ah_resp reg_mr reg_mr_resp rereg_mr rereg_mr_resp alloc_mw
+    alloc_mw_resp dealloc_mw create_cq create_cq_resp ex_create_cq ex_create_cq_resp resize_cq resize_cq_resp
+    poll_cq poll_cq_resp wc destroy_cq destroy_cq_resp create_qp create_qp_resp ex_create_qp ex_create_qp_resp
+    qp_dest modify_qp ex_modify_qp ex_modify_qp_resp destroy_qp destroy_qp_resp sge send_wr recv_wr post_send
+    post_send_resp create_srq create_xsrq create_srq_resp modify_srq destroy_srq destroy_srq_resp open_xrcd
+    open_xrcd_resp close_xrcd query_device_resp odp_caps rss_caps tm_caps cq_moderation_caps ex_query_device
+    ex_query_device_resp ioctl_hdr attr qp_cap buffer_desc"""
 # Values, by how their names begin.
 KERNEL_VALUES = {
     "IB_USER_VERBS_CMD_": """
-        GET_CONTEXT QUERY_DEVICE ALLOC_PD CREATE_AH REG_MR REREG_MR ALLOC_MW DEALLOC_MW CREATE_CQ RESIZE_CQ DESTROY_CQ
-        POLL_CQ CREATE_QP MODIFY_QP DESTROY_QP POST_SEND POST_RECV CREATE_SRQ MODIFY_SRQ DESTROY_SRQ POST_SRQ_RECV
-        OPEN_XRCD CLOSE_XRCD CREATE_XSRQ FLAG_EXTENDED""",
-    "IB_UVERBS_": "SRQT_BASIC SRQT_XRC WR_RDMA_WRITE WR_SEND",
+        GET_CONTEXT CREATE_COMP_CHANNEL QUERY_DEVICE ALLOC_PD CREATE_AH REG_MR REREG_MR ALLOC_MW DEALLOC_MW CREATE_CQ
+        RESIZE_CQ DESTROY_CQ POLL_CQ CREATE_QP MODIFY_QP DESTROY_QP POST_SEND POST_RECV CREATE_SRQ MODIFY_SRQ
+        DESTROY_SRQ POST_SRQ_RECV OPEN_XRCD CLOSE_XRCD CREATE_XSRQ FLAG_EXTENDED""",
+    "IB_UVERBS_": "SRQT_BASIC SRQT_XRC WR_RDMA_WRITE WR_SEND BUFFER_TYPE_DMABUF BUFFER_TYPE_VA",
     "UVERBS_OBJECT_": "DEVICE CQ QP SRQ MR",
     "UVERBS_METHOD_": "INVOKE_WRITE GET_CONTEXT CQ_CREATE QP_CREATE SRQ_CREATE REG_MR",
     "UVERBS_ATTR_": """
         F_MANDATORY UHW_IN UHW_OUT CORE_IN CORE_OUT WRITE_CMD
         GET_CONTEXT_NUM_COMP_VECTORS GET_CONTEXT_CORE_SUPPORT
         CREATE_CQ_HANDLE CREATE_CQ_CQE CREATE_CQ_USER_HANDLE CREATE_CQ_COMP_VECTOR CREATE_CQ_RESP_CQE
+        CREATE_CQ_COMP_CHANNEL CREATE_CQ_BUFFER_VA CREATE_CQ_BUFFER_LENGTH CREATE_CQ_BUFFER_FD CREATE_CQ_BUFFER_OFFSET
+        CREATE_CQ_BUF_UMEM CREATE_QP_BUF_UMEM CREATE_QP_RQ_BUF_UMEM CREATE_QP_SQ_BUF_UMEM
         CREATE_QP_HANDLE CREATE_QP_PD_HANDLE CREATE_QP_SEND_CQ_HANDLE CREATE_QP_RECV_CQ_HANDLE CREATE_QP_USER_HANDLE
         CREATE_QP_CAP CREATE_QP_TYPE CREATE_QP_RESP_CAP CREATE_QP_RESP_QP_NUM
         CREATE_SRQ_HANDLE CREATE_SRQ_PD_HANDLE CREATE_SRQ_USER_HANDLE CREATE_SRQ_MAX_WR CREATE_SRQ_MAX_SGE

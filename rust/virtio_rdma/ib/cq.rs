@@ -129,7 +129,7 @@ impl<T> Object<bindings::ib_cq, T> {
     }
 }
 
-/// The operation `create_cq`.
+/// The operations `create_cq` and `create_user_cq`.
 ///
 /// # Safety
 ///

@@ -144,6 +144,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         alloc_xrcd: Some(xrcd::alloc_xrcd::<D>),
         dealloc_xrcd: Some(xrcd::dealloc_xrcd::<D>),
         create_cq: Some(cq::create_cq::<D>),
+        create_user_cq: Some(cq::create_cq::<D>),
         destroy_cq: Some(cq::destroy_cq::<D>),
         modify_cq: Some(cq::modify_cq::<D>),
         resize_user_cq: Some(cq::resize_user_cq::<D>),

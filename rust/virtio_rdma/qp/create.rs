@@ -299,7 +299,8 @@ fn new_rings(
 /// # Errors
 ///
 /// `EINVAL` for rings that are smaller than the sizes asked for or do not lie within the buffer, or
-/// a buffer that is not made of whole pages; those of [`Region::pin`]; what the device says.
+/// a buffer that is not made of whole pages or named twice; those of [`Region::pin`] and [`Region::named`]; what the
+/// device says.
 fn new_program_rings(
     dev: &ib::Device<Hca>,
     attr: &ib::QpInitAttr<'_, Hca>,
@@ -308,7 +309,16 @@ fn new_program_rings(
     udata: &ib::Udata<'_>,
 ) -> Result<Parts> {
     let hca = dev.data();
-    let asked: bindings::virtio_rdma_ureq_create_qp = udata.request()?;
+    let mut asked: bindings::virtio_rdma_ureq_create_qp = udata.request()?;
+    let mut named = None;
+    if let Some((region, length)) = Region::named(dev, udata, ib::BufferOf::Qp, 0)? {
+        if asked.buf_addr != 0 || asked.buf_len != 0 {
+            let reason = c"rings of a QP that are named twice";
+            return Err(refuse(EINVAL, reason, asked.buf_addr, asked.buf_len));
+        }
+        asked.buf_len = length;
+        named = Some(region);
+    }
     let layout = QpLayout::of_program(&asked, entry_sizes(attr.qp_type, cap))?;
     // A QP that receives nothing, or from an SRQ, has no receive ring.
     let srqn = attr.srq_number();
@@ -351,12 +361,15 @@ fn new_program_rings(
     }
     cap.max_send_wr = layout.sq.depth;
     cap.max_recv_wr = layout.rq.depth;
-    let region = Region::pin(
-        dev,
-        asked.buf_addr,
-        asked.buf_len,
-        bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
-    )?;
+    let region = match named {
+        Some(region) => region,
+        None => Region::pin(
+            dev,
+            asked.buf_addr,
+            asked.buf_len,
+            bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+        )?,
+    };
     let (qpn, region) = create_rings(hca, attr, base, region, &layout, 0)?;
     Ok(Parts {
         qpn,

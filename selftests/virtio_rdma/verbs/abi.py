@@ -411,6 +411,7 @@ UrespCreateAh = struct(av=u8 * 44, reserved_2c=u32)
 # ---- the kernel's <rdma/ib_user_verbs.h> and <rdma/rdma_user_ioctl_cmds.h>
 
 IB_USER_VERBS_CMD_GET_CONTEXT = 0
+IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL = 17
 IB_USER_VERBS_CMD_QUERY_DEVICE = 1
 IB_USER_VERBS_CMD_ALLOC_PD = 3
 IB_USER_VERBS_CMD_CREATE_AH = 5
@@ -439,6 +440,8 @@ IB_UVERBS_SRQT_BASIC = 0
 IB_UVERBS_SRQT_XRC = 1
 IB_UVERBS_WR_RDMA_WRITE = 0
 IB_UVERBS_WR_SEND = 2
+IB_UVERBS_BUFFER_TYPE_DMABUF = 0
+IB_UVERBS_BUFFER_TYPE_VA = 1
 UVERBS_OBJECT_DEVICE = 0
 UVERBS_OBJECT_CQ = 3
 UVERBS_OBJECT_QP = 4
@@ -463,6 +466,15 @@ UVERBS_ATTR_CREATE_CQ_CQE = 1
 UVERBS_ATTR_CREATE_CQ_USER_HANDLE = 2
 UVERBS_ATTR_CREATE_CQ_COMP_VECTOR = 4
 UVERBS_ATTR_CREATE_CQ_RESP_CQE = 6
+UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL = 3
+UVERBS_ATTR_CREATE_CQ_BUFFER_VA = 8
+UVERBS_ATTR_CREATE_CQ_BUFFER_LENGTH = 9
+UVERBS_ATTR_CREATE_CQ_BUFFER_FD = 10
+UVERBS_ATTR_CREATE_CQ_BUFFER_OFFSET = 11
+UVERBS_ATTR_CREATE_CQ_BUF_UMEM = 12
+UVERBS_ATTR_CREATE_QP_BUF_UMEM = 15
+UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM = 16
+UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM = 17
 UVERBS_ATTR_CREATE_QP_HANDLE = 0
 UVERBS_ATTR_CREATE_QP_PD_HANDLE = 2
 UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE = 4
@@ -495,6 +507,8 @@ IbUverbsCmdHdr = struct(command=u32, in_words=u16, out_words=u16)
 IbUverbsExCmdHdr = struct(response=u64, provider_in_words=u16, provider_out_words=u16, cmd_hdr_reserved=u32)
 IbUverbsGetContext = struct(response=u64)
 IbUverbsGetContextResp = struct(async_fd=u32, num_comp_vectors=u32)
+IbUverbsCreateCompChannel = struct(response=u64)
+IbUverbsCreateCompChannelResp = struct(fd=u32)
 IbUverbsAllocPd = struct(response=u64)
 IbUverbsAllocPdResp = struct(pd_handle=u32)
 IbUverbsGlobalRoute = struct(dgid=u8 * 16, flow_label=u32, sgid_index=u8, hop_limit=u8, traffic_class=u8, reserved=u8)
@@ -591,3 +605,4 @@ IbUverbsIoctlHdr = struct(length=u16, object_id=u16, method_id=u16, num_attrs=u1
 IbUverbsAttr = struct(attr_id=u16, len=u16, flags=u16, attr_data=union(enum_data=struct(elem_id=u8, reserved=u8),
                       reserved=u16), unnamed_4=union(data=u64, data_s64=s64))
 IbUverbsQpCap = struct(max_send_wr=u32, max_recv_wr=u32, max_send_sge=u32, max_recv_sge=u32, max_inline_data=u32)
+IbUverbsBufferDesc = struct(type=u32, fd=s32, flags=u32, optional_flags=u32, addr=u64, length=u64)
