@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
 """Rings in memory that a program names by the attributes of the kernel, as part of its own or as part of a dma-buf. The
-programs here poll and arm the rings themselves."""
+programs here poll and arm the rings themselves, so they also see what is in a CQ before anybody has taken it."""
 
 import contextlib
 import errno
@@ -28,8 +28,8 @@ CQ_BYTES = -(-(CQ_HEAD + CQ_DEPTH * CQE) // PAGE) * PAGE
 QP_BYTES = -(-REGION // PAGE) * PAGE
 # _IOW('u', 0x42, struct udmabuf_create) and its flag.
 UDMABUF_CREATE, UDMABUF_FLAGS_CLOEXEC = 0x40187542, 1
-# Bounds a wait for an event that never comes, in milliseconds.
-NEVER_MS = 60000
+# Bounds a wait for an event that never comes, and is how long an event that must not come has time to, in milliseconds.
+NEVER_MS, SOON_MS = 60000, 50
 
 
 def u32(value):
@@ -228,6 +228,22 @@ def dma_bufs(rng):
     works(DmaBufAsBefore, rng)
 
 
+def armed_beside_completions(rng):
+    """CQEs that are in the ring when the program arms it raise no event (IBA 11.4.2.2), and the program finds them when
+    it looks once more. The next one raises an event."""
+    with Program(Own, rng) as program:
+        for there in (1, 2, 8):
+            for _ in range(there):
+                program.complete()
+            program.arm()
+            ktap.equal(program.has_event(SOON_MS), False, f"event for {there} CQEs that were there")
+            program.complete()
+            ktap.equal(program.has_event(NEVER_MS), True, "event for the next one")
+            program.complete()
+            ktap.equal(program.has_event(SOON_MS), False, "event of a CQ that is not armed")
+            program.take()
+
+
 def refused(rng):
     """What the kernel or the driver does not take; nothing stays pinned."""
     with Program(Own, rng) as program:
@@ -325,4 +341,4 @@ def is_usable():
 if __name__ == "__main__":
     need_rings()
     # The last one takes the device away.
-    ktap.run([own_memory, dma_bufs, refused, refused_dma_bufs, closed_when_the_device_goes])
+    ktap.run([own_memory, dma_bufs, armed_beside_completions, refused, refused_dma_bufs, closed_when_the_device_goes])
