@@ -51,7 +51,11 @@ pub(crate) const MAX_INLINE_DATA: u32 = MAX_STRIDE - size_of::<wire::RingUdWqe>(
 /// Returns whether a program's buffer may be a region: whole pages of the kernel, which may be larger than those of
 /// the device, and not too many of them.
 pub(crate) fn is_region(addr: u64, len: u64) -> bool {
-    let page_size = page::PAGE_SIZE as u64;
+    is_region_of(addr, len, page::PAGE_SIZE as u64)
+}
+
+/// Returns whether a buffer may be a region where the kernel's pages have `page_size` bytes.
+fn is_region_of(addr: u64, len: u64, page_size: u64) -> bool {
     addr % page_size == 0 && len % page_size == 0 && len <= MAX_REGION
 }
 
@@ -528,12 +532,16 @@ mod tests {
 
     #[test]
     fn regions_are_whole_pages() {
-        let page = page::PAGE_SIZE as u64;
-        assert!(is_region(3 * page, 2 * page));
-        assert!(!is_region(page + 64, page));
-        assert!(!is_region(page, page + 64));
-        assert!(is_region(0, MAX_REGION));
-        assert!(!is_region(0, MAX_REGION + page));
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            assert!(is_region_of(3 * page, 2 * page, page));
+            assert!(!is_region_of(page + 64, page, page));
+            assert!(!is_region_of(page, page + 64, page));
+            assert!(!is_region_of(page / 4, page, page));
+            assert!(!is_region_of(page, page / 4, page));
+            assert!(is_region_of(0, MAX_REGION, page));
+            assert!(!is_region_of(0, MAX_REGION + page, page));
+        }
+        assert!(is_region(0, page::PAGE_SIZE as u64));
         assert_eq!(cq_len(16), 128 + 16 * 64);
     }
 }
