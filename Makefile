@@ -17,7 +17,7 @@ limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-b
 fuzz_cargo = cd $(device)/fuzz && CARGO_TARGET_DIR=$(build)/cargo-fuzz $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
-# The suites that "make test" runs: host, uml, stock, debug, and what is in turn, unless T names others.
+# The suites that "make test" runs: host, conform, uml, stock, debug, and what is in turn, unless T names others.
 T ?=
 
 # What "make fuzz" runs, for how many seconds each, or one INPUT once again.
@@ -115,7 +115,7 @@ bench: ## every path beside the machine's limits, and goals for its processors; 
 	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 
 .PHONY: test
-test: ## the suites host, uml, stock, debug, and a share of another in turn (TURN=NAME|none), in MINUTES=65; T="uml ulp ..." names suites
+test: ## the suites host, conform, uml, stock, debug, and a share of another in turn (TURN=NAME|none), in MINUTES=65; T="uml ulp ..." names suites
 	@$(top)/tools/test/run $(T)
 
 .PHONY: test-all

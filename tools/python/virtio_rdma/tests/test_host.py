@@ -32,7 +32,9 @@ PYTHON = os.path.join(TOP, "tools/python")
 HOOKS = [os.path.join(cargo.DEVICE, "examples", name) for name in ("libvirt/virtio-rdma", "kubevirt/on-define-domain")]
 # The workspaces, each with the command that runs its tests, its directory and its environment.
 CARGO = {
-    "device": (["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], cargo.DEVICE, cargo.OF_DEVICE),
+    # The suite conform has the tests of that crate.
+    "device": (["cargo", "test", "--locked", "--workspace", "--exclude", "conform", "--no-fail-fast"],
+               cargo.DEVICE, cargo.OF_DEVICE),
     # The devices of these tests lose all that they know, and take it up again, whenever they rest.
     "upgrades": (["cargo", "test", "--locked", "-p", "engine", "--lib", "--", "tests::image", "tests::schedules"],
                  cargo.DEVICE, cargo.OF_DEVICE | {"UPGRADES": "1", "SCHEDULES": "0..200"}),
