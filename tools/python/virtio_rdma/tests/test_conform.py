@@ -109,3 +109,13 @@ def test_suite(results):
     """The suite's own tests: it judges planted defects, and devices that talk nonsense."""
     argv = ["cargo", "test", "--locked", "-p", "conform", "--no-fail-fast"]
     cargo.run(results, "conform", argv, cargo.DEVICE, cargo.OF_DEVICE)
+
+
+def test_user_space_driver(tmp_path):
+    """The suite's driver works by itself: an example of it connects two QPs of a device over vfio-user, and writes."""
+    socket = str(tmp_path / "a")
+    argv = ["cargo", "run", "--locked", "-p", "conform", "--example", "rdma_write", "--", socket]
+    with served(virtio_rdmad("vfio-user", [socket], tmp_path), [socket], tmp_path / "log"):
+        done = subprocess.run(argv, cwd=cargo.DEVICE, env={**os.environ, **cargo.OF_DEVICE}, check=False,
+                              timeout=HANG_SECONDS, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout[-22:]) == (0, "and the data is right\n"), done.stdout + done.stderr
