@@ -149,6 +149,17 @@ pub enum State {
     Armed(Option<Instant>),
 }
 
+/// Whether the driver was asked for a reset, because the device cannot go on without one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Asked {
+    /// The device goes on.
+    No,
+    /// The device resets itself, because memory of the guest was lost. The driver is asked when that is done.
+    AfterReset,
+    /// The driver was asked, and has not reset the device yet.
+    Yes,
+}
+
 /// A guest whose VMM is connected.
 pub struct Connection {
     /// The guest.
@@ -172,8 +183,8 @@ pub struct Connection {
     poller: Arc<Poller>,
     /// Whether the server is to look for messages.
     unread: bool,
-    /// Whether the device cannot go on without a reset, and the driver was told.
-    needs_reset: bool,
+    /// Whether the driver was asked for a reset.
+    asked: Asked,
     /// Losses of memory of all guests when this one's memory was last checked.
     losses: u64,
     /// The result of the last round of the device, before a reset that ends the connection.
@@ -214,7 +225,7 @@ impl Connection {
             backend,
             poller: poller.clone(),
             unread: true,
-            needs_reset: false,
+            asked: Asked::No,
             losses: memory::losses(),
             next: Next::Idle,
             ended: None,
@@ -293,6 +304,7 @@ impl Connection {
         }
         loop {
             self.guest.device.settle();
+            self.tell_loss();
             if let Some(state) = self.server.leave(&mut self.backend)? {
                 return Ok(state);
             }
@@ -318,10 +330,13 @@ impl Connection {
         }
         let device = &self.guest.device;
         self.next = device.run(self.budget.get());
+        self.tell_loss();
+        let device = &self.guest.device;
         // While a reset is under way, the driver has asked for it already.
-        if device.is_settled() && device.needs_reset() != self.needs_reset {
-            self.needs_reset = !self.needs_reset;
-            if self.needs_reset {
+        let is_asked = self.asked == Asked::Yes;
+        if device.is_settled() && device.needs_reset() != is_asked {
+            self.asked = if is_asked { Asked::No } else { Asked::Yes };
+            if !is_asked {
                 self.server.needs_reset();
             }
         }
@@ -351,6 +366,22 @@ impl Connection {
         if self.backend.is_started() {
             report_loss(first, lost.len());
             self.backend.reset();
+            self.asked = Asked::AfterReset;
+        }
+    }
+
+    /// Tells the driver that memory of the guest was lost, when the reset of the device is done: by an event, where
+    /// the protocol has no other way.
+    fn tell_loss(&mut self) {
+        if self.asked != Asked::AfterReset || !self.guest.device.is_settled() {
+            return;
+        }
+        self.asked = Asked::Yes;
+        if let Err(error) = self.server.fail(&mut self.backend) {
+            tracing::error!(%error, "the driver does not hear that memory was lost");
+        }
+        if self.server.is_paused() {
+            self.backend.freeze();
         }
     }
 

@@ -23,6 +23,16 @@ const LAYOUT: Layout =
 const BUFFERS: u64 = 0x4000;
 /// How many control requests the ring has, of two descriptors each.
 pub const REQUESTS: u16 = 128;
+/// The guest address of the memory of the event queue, the queue, and its only buffer.
+const EVENTS: u64 = 1 << 40;
+const EVENT_LAYOUT: Layout = Layout {
+    size: 2,
+    desc: EVENTS,
+    avail: EVENTS + 0x1000,
+    used: EVENTS + 0x2000,
+    event_idx: false,
+};
+const EVENT_BUFFER: u64 = EVENTS + 0x3000;
 /// The guest address of the first region besides the memory at 0, and the distance of such regions.
 const ALIASES: u64 = 1 << 32;
 const ALIAS: u64 = 2 * MEMORY;
@@ -46,6 +56,26 @@ impl Memory for File {
 
     fn write_bytes(&self, addr: u64, bytes: &[u8]) {
         assert_eq!(rustix::io::pwrite(&self.0, bytes, addr), Ok(bytes.len()));
+    }
+}
+
+/// The memory of the event queue.
+pub struct EventMemory(File);
+
+impl Memory for EventMemory {
+    fn read_bytes(&self, addr: u64, bytes: &mut [u8]) {
+        self.0.read_bytes(addr - EVENTS, bytes);
+    }
+
+    fn write_bytes(&self, addr: u64, bytes: &[u8]) {
+        self.0.write_bytes(addr - EVENTS, bytes);
+    }
+}
+
+impl EventMemory {
+    /// Returns the event that has come: its type and its handle.
+    pub fn event(&self) -> Option<[u32; 2]> {
+        (Virtqueue::new(EVENT_LAYOUT).used_index(self) != 0).then(|| self.get(EVENT_BUFFER))
     }
 }
 
@@ -104,6 +134,17 @@ impl FrontEnd {
             let index = count - 1 - u64::from(request) % count;
             self.write_request(request, ALIASES + index * ALIAS);
         }
+    }
+
+    /// Sets up the event queue, which has this number, in memory of its own. Returns the memory.
+    pub fn add_events(&self, queue: u16) -> EventMemory {
+        let memory = EventMemory(File(new_memory(MEMORY)));
+        Virtqueue::new(EVENT_LAYOUT).add(&memory, 0, &[(EVENT_BUFFER, 8, true)]);
+        let region = single(&region(EVENTS, MEMORY, USER + EVENTS, 0));
+        send(&self.socket, request::ADD_MEM_REG, &region, &[memory.0 .0.as_fd()]);
+        let signals = [self.kick.as_fd(), self.call.as_fd()];
+        set_up_queue(&self.socket, queue, (&EVENT_LAYOUT, Some(0)), USER, signals);
+        memory
     }
 
     /// Asks for the status of the device (GET_STATUS). The answer is read by [`FrontEnd::status`].
