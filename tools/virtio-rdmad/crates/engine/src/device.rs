@@ -232,8 +232,8 @@ impl Device {
     /// A region that is no longer in memory is invalid until a later change brings it back.
     ///
     /// [`Device::run`] goes on with it, and does nothing else before it has come to its end. Once the
-    /// device [is settled](Self::is_settled), nothing of the old map is in use but by rings that the
-    /// new one does not hold. What was begun before and has not come to its end does so now, however
+    /// device [is settled](Self::is_settled), nothing of the old map is in use. A virtqueue that the new one
+    /// does not hold is a malformed one. What was begun before and has not come to its end does so now, however
     /// long that takes.
     pub fn begin_memory(&self, memory: &GuestMemory) {
         self.settle();

@@ -143,6 +143,11 @@ impl SplitQueue {
         Ok(())
     }
 
+    /// Returns the place of the queue.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.layout.size

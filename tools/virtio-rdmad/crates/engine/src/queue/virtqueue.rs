@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use memory::GuestMemory;
-use ring::{Chain, Position, RingError, Signal, SplitQueue};
+use ring::{Chain, Layout, Position, RingError, Signal, SplitQueue};
 use serde::{Deserialize, Serialize};
 
 /// A virtqueue of the guest, or the place for one that the guest did not set
@@ -13,9 +13,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Default)]
 pub(crate) struct Virtqueue {
     ring: Option<SplitQueue>,
+    /// The ring that is no longer in memory.
+    lost: Option<Box<Lost>>,
     signal: Option<Arc<dyn Signal>>,
     /// Whether the ring is unusable until it is drained or set up again.
     broken: bool,
+}
+
+/// A ring that is no longer in memory. It goes on where it was if its memory comes back before the device needs it.
+#[derive(Clone, Copy)]
+struct Lost {
+    layout: Layout,
+    position: Position,
+    error: RingError,
 }
 
 /// The image of a virtqueue. The place of its ring, and its interrupt, are the transport's.
@@ -43,7 +53,8 @@ impl VirtqueueImage {
 impl Virtqueue {
     /// Returns the image, if there is a ring.
     pub fn save(&self) -> Option<VirtqueueImage> {
-        let Position { next_avail, next_used, signalled } = self.ring.as_ref()?.position();
+        let (_, position) = self.place()?;
+        let Position { next_avail, next_used, signalled } = position;
         Some(VirtqueueImage { next_avail, next_used, signalled, broken: self.broken })
     }
 
@@ -55,7 +66,7 @@ impl Virtqueue {
 
     /// Puts a ring in place, or takes it away.
     pub fn set(&mut self, ring: Option<SplitQueue>, signal: Option<Arc<dyn Signal>>) {
-        self.ring = ring;
+        (self.ring, self.lost) = (ring, None);
         self.signal = signal;
         self.broken = false;
     }
@@ -67,13 +78,26 @@ impl Virtqueue {
 
     /// Takes the ring away, for a transport that asks for its indices.
     pub fn take(&mut self) -> Option<SplitQueue> {
-        self.signal = None;
+        (self.signal, self.lost) = (None, None);
         self.ring.take()
     }
 
-    /// Follows a change of the memory map.
+    /// Returns where the ring is, and how far the device has come in it.
+    fn place(&self) -> Option<(Layout, Position)> {
+        let ring = self.ring.as_ref().map(|ring| (ring.layout(), ring.position()));
+        ring.or_else(|| self.lost.as_ref().map(|lost| (lost.layout, lost.position)))
+    }
+
+    /// Follows a change of the memory map. A ring that is not in the new one is touched no more, and is malformed for
+    /// whoever takes the next chain.
     pub fn set_memory(&mut self, memory: &GuestMemory) -> Result<(), RingError> {
-        self.ring.as_mut().map_or(Ok(()), |ring| ring.set_memory(memory))
+        let Some((layout, position)) = self.place() else { return Ok(()) };
+        // A chain is shown to the driver as soon as it is given back, so the position says all.
+        let ring = SplitQueue::at(memory, layout, position);
+        let error = ring.as_ref().err().copied();
+        self.lost = error.map(|error| Box::new(Lost { layout, position, error }));
+        self.ring = ring.ok();
+        error.map_or(Ok(()), Err)
     }
 
     /// Returns the descriptors of the ring; 0 if there is no ring.
@@ -92,6 +116,15 @@ impl Virtqueue {
     pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {
         match &mut self.ring {
             Some(ring) if !self.broken => ring.pop().inspect_err(|_| self.broken = true),
+            _ => self.report_loss(),
+        }
+    }
+
+    /// Reports once that the ring is no longer in memory.
+    #[cold]
+    fn report_loss(&mut self) -> Result<Option<Chain>, RingError> {
+        match &self.lost {
+            Some(lost) if !std::mem::replace(&mut self.broken, true) => Err(lost.error),
             _ => Ok(None),
         }
     }
@@ -146,7 +179,10 @@ impl Virtqueue {
     ///
     /// At most as many as the ring holds, in case the driver goes on adding.
     pub fn drain(&mut self) {
-        let Some(ring) = &mut self.ring else { return };
+        let Some(ring) = &mut self.ring else {
+            self.broken = false;
+            return;
+        };
         for _ in 0..ring.size() {
             match ring.pop_head() {
                 Ok(Some(head)) => {

@@ -222,7 +222,10 @@ impl Remap {
         let Some(queue) = numbering.queue(index) else { return Step::More };
         let result = guest.with_virtqueue(queue, |ring| ring.set_memory(&self.memory));
         if let Some(Err(error)) = result {
-            tracing::debug!(guest = guest.hca.stats.name(), index, %error, "a queue is not in memory");
+            let hca = &guest.hca;
+            tracing::debug!(guest = hca.stats.name(), index, %error, "a queue is not in memory");
+            // The visit finds that the queue is malformed.
+            hca.make_ready(hca.jobs.number(queue));
         }
         Step::More
     }

@@ -357,19 +357,57 @@ fn two_devices_of_one_memory_are_two_members() {
 fn regions_follow_the_map_of_memory() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
-    let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key);
+    let mr = pair.a.reg_mr(a.pdn, EXTRA.0, 0x1000, ALL);
+    let part = [sge(EXTRA.0, 8, mr.lkey)];
+    let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key);
     let memory = pair.a.memory.clone();
-    // Everything but the data stays.
-    let other = GuestMemory::anonymous(&[(1 << 40, 4096)]).unwrap();
-    pair.a.device.set_memory(&other);
+    let (less, _) = memory.without(EXTRA.0, EXTRA.1);
+    pair.a.device.set_memory(&less);
     pair.a.device.set_memory(&memory);
     pair.a.post_send(a.qpn, &write);
     pair.settle();
     assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_SUCCESS);
-    assert_eq!(pair.a.dereg_mr(a.mrn), Ok(()));
+    assert_eq!(pair.a.dereg_mr(mr.mrn), Ok(()));
     pair.a.post_send(a.qpn, &write);
     pair.settle();
     assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_PROT_ERR);
+}
+
+/// The rings of virtqueues that the front end takes away are no memory of the guest: the device leaves them alone, and
+/// treats the queues as malformed.
+#[test]
+fn virtqueues_that_are_no_longer_in_memory_are_broken() {
+    let mut guest = with_rings(guest);
+    let memory = guest.memory.clone();
+    let nothing = GuestMemory::anonymous(&[(1 << 40, 4096)]).unwrap();
+    guest.device.set_memory(&nothing);
+    assert!(!guest.device.needs_reset());
+    guest.device.run(64);
+    assert!(guest.device.needs_reset());
+    let broken = [Counter::BadControlChain, Counter::BadDoorbellChain];
+    assert_eq!(broken.map(|counter| guest.device.counter(counter)), [1, 1]);
+    // Nobody serves the queue when its memory comes back.
+    let used = guest.used_index(0);
+    guest.begin_command(VIRTIO_RDMA_CMD_CREATE_PD, &());
+    guest.run();
+    guest.device.set_memory(&memory);
+    guest.run();
+    assert_eq!(guest.used_index(0), used);
+}
+
+/// A VMM may change the memory of a device in steps while it is paused.
+#[test]
+fn virtqueues_that_are_away_while_the_device_is_paused_go_on() {
+    let mut guest = with_rings(guest);
+    let memory = guest.memory.clone();
+    guest.freeze();
+    let image = guest.device.save();
+    guest.device.set_memory(&GuestMemory::anonymous(&[(1 << 40, 4096)]).unwrap());
+    guest.device.set_memory(&memory);
+    assert!(guest.device.save() == image);
+    guest.device.thaw();
+    guest.create_pd();
+    assert!(!guest.device.needs_reset());
 }
 
 #[test]
