@@ -160,6 +160,32 @@ fn each_kind_of_bad_packet_has_its_counter() {
     });
 }
 
+/// Returns how many packets the port says that it has dropped for their P_Key.
+fn bad_pkeys(guest: &mut Guest) -> u32 {
+    let request = virtio_rdma_cmd_query_port { port: 1 };
+    let reply: virtio_rdma_rsp_query_port =
+        guest.command(VIRTIO_RDMA_CMD_QUERY_PORT, &request).unwrap();
+    reply.bad_pkey_cntr
+}
+
+#[test]
+fn packets_of_other_partitions_are_counted() {
+    connected(|pair, cable| {
+        let mut forged = Forged::from_sent(cable, Operation::Send);
+        forged.headers.bth.psn = forged.headers.bth.psn.plus(1);
+        forged.headers.bth.pkey = 0x8001;
+        for count in 1..=3 {
+            is_counted(pair, &forged.frame(), Counter::DropPkey);
+            assert_eq!(bad_pkeys(&mut pair.b), count);
+        }
+        // The number stays at its largest value.
+        for more in [u32::MAX - 3, 1] {
+            pair.b.device.hca().stats.add(Counter::DropPkey, more.into());
+            assert_eq!(bad_pkeys(&mut pair.b), u32::MAX);
+        }
+    });
+}
+
 #[test]
 fn a_limited_member_of_the_partition_is_heard() {
     over_a_cable(1, Faults::default(), || {

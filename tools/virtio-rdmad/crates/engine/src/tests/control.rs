@@ -15,6 +15,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::driver::*;
 use crate::{Counter, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Paths};
 
+const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
+
 fn guest() -> Guest {
     let (fabric, clock) = fabric();
     Guest::new(&fabric, &clock, 1)
@@ -503,4 +505,106 @@ fn port_and_pkey() {
     assert_eq!(reply.unwrap().pkey, 0xffff);
     let reply = guest.command::<_, virtio_rdma_rsp_query_pkey>(command, &pkey(1));
     assert_eq!(reply.err(), invalid);
+}
+
+/// What a driver can see of a device stays when the device fails.
+#[test]
+fn what_was_visible_stays_when_the_device_fails() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[]).rdma(DATA, b.key));
+    pair.settle();
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+    pair.fabric.set_port(false);
+    pair.a.run();
+    pair.a.device.fail();
+    pair.a.run();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_PORT_ERR, 1)));
+    assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_DEVICE_FATAL, 0)));
+}
+
+/// Only the keys of an MR whose memory is away give no access.
+#[test]
+fn other_keys_give_access_while_the_memory_of_one_is_away() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let mr = pair.b.reg_mr(b.pdn, EXTRA.0, 0x1000, ALL);
+    let (less, _) = pair.b.memory.without(EXTRA.0, EXTRA.1);
+    pair.b.device.set_memory(&less);
+    let part = [sge(DATA, 8, a.key)];
+    let data = pair.a.fill(DATA, 8, 5);
+    let mut write = |at, key| {
+        let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(at, key);
+        pair.a.post_send(a.qpn, &write);
+        pair.settle();
+        brief(pair.poll_a()).unwrap().1
+    };
+    assert_eq!(write(DATA, b.key), OK);
+    assert_eq!(write(EXTRA.0, mr.rkey), VIRTIO_RDMA_WC_REM_ACCESS_ERR);
+    assert_eq!(pair.b.bytes(DATA, 8), data);
+}
+
+/// The region of all memory has what the front end gives later, too.
+#[test]
+fn the_dma_region_has_memory_that_comes_later() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let all = pair.a.memory.clone();
+    let (less, _) = all.without(EXTRA.0, EXTRA.1);
+    pair.a.device.set_memory(&less);
+    let mr = pair.a.get_dma_mr(a.pdn, LOCAL).unwrap();
+    pair.a.device.set_memory(&all);
+    let data = pair.a.fill(EXTRA.0, 64, 7);
+    let part = [sge(EXTRA.0, 64, mr.lkey)];
+    pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    assert_eq!(pair.b.bytes(DATA, 64), data);
+}
+
+/// A device without the data path of virtqueues has no limits of its objects.
+#[test]
+fn a_device_without_virtqueues_has_no_limits_of_theirs() {
+    let (fabric, _) = fabric();
+    let device = fabric.add_device(DeviceConfig {
+        name: "guest".into(),
+        mac: None,
+        limits: limits(),
+        paths: Paths { rings: true, virtqueues: false },
+        policy: DevicePolicy::default(),
+        wake: Arc::new(NoWake),
+    });
+    assert_eq!(device.features() >> VIRTIO_RDMA_F_VIRTQUEUES & 1, 0);
+    let config = virtio_rdma_config::read_from_bytes(&device.config_space()).unwrap();
+    assert_eq!((config.max_qp, config.max_qp_wr, config.max_cq, config.max_cqe), (0, 0, 0, 0));
+}
+
+/// Memory that the device may only read is no place for rings, nor for an MR to which the device writes.
+#[test]
+fn memory_that_may_only_be_read_is_no_memory_for_what_is_written() {
+    with_rings(|| {
+        let mut guest = guest();
+        let file = new_memory(EXTRA.1);
+        let (guest_addr, len) = EXTRA;
+        let fd = file.as_fd();
+        let region = GuestRegion { guest_addr, len, fd, offset: 0, writable: false };
+        let (less, _) = guest.memory.without(guest_addr, len);
+        guest.device.set_memory(&less.with_region(&region).unwrap());
+        let (end, own) = (End::new(&mut guest, VIRTIO_RDMA_QPT_RC), guest.gid);
+        guest.connect(end.qpn, own, end.qpn);
+        let (at, pages, fault) = (EXTRA.0, [EXTRA.0], Some(VIRTIO_RDMA_STATUS_FAULT));
+        assert_eq!(guest.reg_pages(end.pdn, at, 8, LOCAL, &pages).err(), fault);
+        assert_eq!(guest.reg_pages(end.pdn, at, 8, READ, &pages).err(), None);
+        let mr = guest.create_mr(end.pdn, 1).unwrap();
+        let reg = guest.registration(mr.lkey, ALL, at, 8, &pages);
+        guest.post_send(end.qpn, &Send::reg_mr(1, reg));
+        guest.run();
+        let status = guest.poll(end.cqn).map(|cqe| u32::from(cqe.status));
+        assert_eq!(status, Some(VIRTIO_RDMA_WC_LOC_PROT_ERR));
+        let request = guest.cq_ring_request(at, 16);
+        let reply: Result<virtio_rdma_rsp_create_cq, u32> =
+            guest.command(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request);
+        assert_eq!(reply.err(), fault);
+    });
 }

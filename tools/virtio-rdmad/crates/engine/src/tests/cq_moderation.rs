@@ -216,3 +216,22 @@ fn a_round_that_panics_tells_of_its_completions() {
         assert_eq!(pair.b.cq_signals(b.cqn), before + 1);
     });
 }
+
+#[test]
+fn errors_of_a_cq_are_not_held_back() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.b.modify_cq(b.cqn, u16::MAX, u16::MAX).unwrap();
+        pair.b.arm_cq(b.cqn, NEXT).unwrap();
+        for _ in 0..=RING {
+            pair.b.post_recv(b.qpn, 1, &[]);
+            pair.a.post_send(a.qpn, &Send::new(1, SEND, &[]));
+            pair.settle();
+            pair.poll_a().unwrap();
+        }
+        let events: Vec<_> = std::iter::from_fn(|| pair.b.poll_event()).collect();
+        assert!(events.contains(&(VIRTIO_RDMA_EVENT_CQ_ERR, b.cqn)), "{events:?}");
+        assert!(events.contains(&(VIRTIO_RDMA_EVENT_QP_FATAL, b.qpn)), "{events:?}");
+    });
+}

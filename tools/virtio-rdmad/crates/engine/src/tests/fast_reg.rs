@@ -373,6 +373,25 @@ fn without_a_feature_nothing_is_invalidated() {
     });
 }
 
+/// A responder without both features refuses to invalidate.
+#[test]
+fn a_responder_without_a_feature_invalidates_nothing() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let missing = 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW;
+        let features = pair.b.device.features() & !missing;
+        pair.b.device.reset();
+        pair.b.start_with(closed(features & !(1 << VIRTIO_RDMA_F_VIRTQUEUES)));
+        let a = End::new(&mut pair.a, VIRTIO_RDMA_QPT_RC);
+        let b = End::new(&mut pair.b, VIRTIO_RDMA_QPT_RC);
+        pair.a.connect(a.qpn, gid(2), b.qpn);
+        pair.b.connect(b.qpn, gid(1), a.qpn);
+        pair.ends = [a, b];
+        let invalid = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
+        assert_eq!(send_with_inv(&mut pair, b.key), (invalid, invalid));
+    });
+}
+
 /// A program writes REG_MR into its own ring.
 #[test]
 fn programs_register_nothing() {

@@ -3,6 +3,7 @@
 //! Tests FLUSH and ATOMIC_WRITE: the access that they need, and each error.
 
 use abi::*;
+use testkit::command::{attr_mask, attributes};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::cable::{over_a_cable, Faults};
@@ -158,6 +159,36 @@ fn what_an_atomic_write_needs() {
         assert_eq!(status(ALL, DATA + 64, 8, ALL), REFUSED);
         assert_eq!(status(ALL, DATA, 8, READ), REFUSED);
         assert_eq!(status(READ, DATA, 8, ALL), INVALID);
+    });
+}
+
+/// It counts among the READs and atomics that both ends allow.
+#[test]
+fn an_atomic_write_needs_a_depth_of_both_ends() {
+    with_rings(|| {
+        let cases = [((1, 1), OK), ((0, 1), OPERATION), ((1, 0), INVALID)];
+        for ((requester, responder), expected) in cases {
+            let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+            let [a, b] = pair.ends;
+            for (guest, own, (dgid, peer)) in
+                [(&mut pair.a, a.qpn, (gid(2), b.qpn)), (&mut pair.b, b.qpn, (gid(1), a.qpn))]
+            {
+                guest.make_init(own, ALL);
+                let mut attr = attributes(VIRTIO_RDMA_QPS_RTR, dgid, peer);
+                (attr.path_mtu, attr.min_rnr_timer) = (3, 12);
+                attr.max_dest_rd_atomic = responder;
+                let mask = attr_mask(VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPS_RTR);
+                guest.modify(own, mask, attr).unwrap();
+                let mut attr = virtio_rdma_qp_attr::new_zeroed();
+                (attr.qp_state, attr.timeout) = (VIRTIO_RDMA_QPS_RTS as u8, 14);
+                attr.max_rd_atomic = requester;
+                let mask = attr_mask(VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPS_RTS);
+                guest.modify(own, mask, attr).unwrap();
+            }
+            let word = Send::new(1, VIRTIO_RDMA_WR_ATOMIC_WRITE, &[]).atomic(DATA, b.key, 1, 0);
+            let depths = (requester, responder);
+            assert_eq!(post(&mut pair, &word).0, expected, "{depths:?}");
+        }
     });
 }
 

@@ -336,6 +336,22 @@ pub fn ports_count_what_they_carry() {
     assert_eq!(reply.err(), Some(VIRTIO_RDMA_STATUS_INVAL));
 }
 
+/// What is sent counts, whether or not it arrives.
+#[test]
+pub fn ports_count_what_reaches_nobody() {
+    let mut pair = ud();
+    let [a, b] = pair.ends;
+    let part = [sge(DATA, 100, a.key)];
+    let nowhere = [(gid(9), b.qpn, QKEY), (gid(2), 99, QKEY), (gid(2), b.qpn, QKEY + 1)];
+    for (count, (to, qpn, qkey)) in (1..).zip(nowhere) {
+        pair.a.post_send(a.qpn, &Send::new(7, SEND, &part).ud(to, qpn, qkey, a.pdn));
+        pair.settle();
+        sent(&mut pair);
+        let counters = pair.a.query_counters().unwrap();
+        assert_eq!((counters.xmit_packets, counters.xmit_data), (count, 100 * count));
+    }
+}
+
 #[test]
 pub fn copies_that_nobody_takes_are_paid_for() {
     let mut pair = ud();

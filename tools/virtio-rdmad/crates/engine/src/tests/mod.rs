@@ -43,6 +43,7 @@ mod srq;
 mod status;
 mod threads;
 mod uc;
+mod virtqueues;
 mod vlan;
 mod wire;
 mod xrc;

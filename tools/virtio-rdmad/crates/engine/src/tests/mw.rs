@@ -621,6 +621,37 @@ fn without_the_feature_there_are_none() {
     }
 }
 
+/// Windows are invalidated by a driver that has no fast registration.
+#[test]
+fn windows_are_invalidated_without_fast_registration() {
+    with_rings(|| {
+        let mut bench = Bench::new();
+        let bits = 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_VIRTQUEUES;
+        for which in [0, 1] {
+            let (guest, _) = bench.guest(which);
+            let features = closed(guest.device.features() & !bits);
+            guest.device.reset();
+            guest.start_with(features);
+            bench.pair.ends[which] = End::new(bench.guest(which).0, VIRTIO_RDMA_QPT_RC);
+        }
+        let [a, b] = bench.pair.ends;
+        bench.pair.a.connect(a.qpn, gid(2), b.qpn);
+        bench.pair.b.connect(b.qpn, gid(1), a.qpn);
+        let guest = &mut bench.pair.b;
+        bench.mr = guest.reg_pages(b.pdn, START, LEN, ALL | MW_BIND, &PAGES).unwrap();
+        bench.windows = [ONE, TWO].map(|kind| guest.alloc_mw(b.pdn, kind).unwrap());
+        bench.keys = bench.windows.map(|window| window.rkey);
+        for peer in [false, true] {
+            assert_eq!(bench.bound(TWO, |_| ()), OK);
+            let key = bench.keys[1];
+            assert_eq!(bench.write(key, START, 8), OK);
+            let status = if peer { bench.send_with_inv(key) } else { bench.invalidate(key) };
+            assert_eq!(status, OK);
+        }
+        assert_eq!(bench.write(bench.keys[1], START, 8), REFUSED);
+    });
+}
+
 #[test]
 fn a_bind_has_no_data() {
     with_rings(|| {

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use abi::*;
+use testkit::command::reg_user_mr;
 use zerocopy::FromZeros;
 
 use super::cable::cable;
@@ -424,6 +425,39 @@ pub fn a_write_with_immediate_waits_for_a_receive_before_its_key_is_checked() {
     assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
 }
 
+/// IBA 9.7.4.1: the responder looks at the rights of its QP before it looks for a receive.
+#[test]
+pub fn the_rights_of_a_qp_are_checked_before_there_is_a_receive() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let mut attr = virtio_rdma_qp_attr::new_zeroed();
+    attr.qp_access_flags = LOCAL;
+    pair.b.modify(b.qpn, VIRTIO_RDMA_QP_ACCESS_FLAGS, attr).unwrap();
+    let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, &[sge(DATA, 8, a.key)]);
+    pair.a.post_send(a.qpn, &write.rdma(DATA, b.key));
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+    assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+}
+
+/// A WRITE with immediate data takes a receive, and does not look at the memory that it names.
+#[test]
+pub fn a_write_with_immediate_does_not_look_at_the_memory_of_its_receive() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let read_only = pair.b.reg_mr(b.pdn, DATA, 8, READ);
+    let no_memory =
+        [sge(DATA, 8, b.key ^ 1), sge(u64::MAX - 7, 8, b.key), sge(DATA, 8, read_only.lkey)];
+    for (wr_id, place) in (1..).zip(no_memory) {
+        pair.b.post_recv(b.qpn, wr_id, &[place]);
+        let write = Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, &[sge(DATA, 8, a.key)]);
+        pair.a.post_send(a.qpn, &write.rdma(DATA + 64, b.key));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()), Some((wr_id, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+        assert_eq!(brief(pair.poll_b()), Some((wr_id, OK, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM)));
+    }
+}
+
 /// IBA C9-88: the key of an access to no bytes is not checked, but the access flags of the QP are.
 #[test]
 pub fn no_bytes_need_no_key() {
@@ -517,6 +551,23 @@ pub fn an_unaligned_atomic_is_an_invalid_request() {
     };
     let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_REQ_ERR));
     fails(send, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, peer);
+}
+
+/// The word has to be at a multiple of 8 in memory, whatever the peer's address of it is.
+#[test]
+pub fn an_atomic_of_a_word_that_is_unaligned_in_memory_is_an_invalid_request() {
+    let send = |pair: &mut Pair| {
+        let [a, b] = pair.ends;
+        let pages = (pair.b.memory_for(&[DATA]), 1);
+        let mut request = reg_user_mr(b.pdn, ALL, (DATA + 4, 64), pages);
+        request.virt_addr = 0x1000;
+        let mr: virtio_rdma_rsp_mr = pair.b.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
+        let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
+        Send::new(1, add, &[sge(DATA, 8, a.key)]).atomic(0x1000, mr.rkey, 1, 0)
+    };
+    let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_REQ_ERR));
+    let pair = fails(send, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, peer);
+    assert_eq!(pair.b.bytes(DATA, 16), [0; 16]);
 }
 
 #[test]

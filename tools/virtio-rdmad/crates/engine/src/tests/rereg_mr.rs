@@ -2,11 +2,14 @@
 
 //! Tests what REREG_MR replaces, and that it replaces nothing when it fails.
 
+use std::sync::Arc;
+
 use abi::*;
 use testkit::command::reg_user_mr;
 use zerocopy::FromZeros;
 
 use super::driver::*;
+use crate::Limits;
 
 const TRANS: u32 = VIRTIO_RDMA_REREG_TRANS;
 const PD: u32 = VIRTIO_RDMA_REREG_PD;
@@ -121,4 +124,20 @@ fn another_translation_may_have_no_bytes() {
     let (mr, rereg) = region(&mut pair);
     Rereg { flags: TRANS, pages: Vec::new(), ..rereg }.ask(&mut pair.b).unwrap();
     assert_eq!(write(&mut pair, mr.rkey, DATA), REFUSED);
+}
+
+/// The device keeps the pages that it has if it has no room for others.
+#[test]
+fn pages_for_which_there_is_no_room_are_refused() {
+    let (fabric, clock) = fabric();
+    let limits = Limits { max_extents: 8, ..limits() };
+    let setup = Setup { limits, ..Setup::default() };
+    let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
+    let pdn = guest.create_pd();
+    let mr = guest.reg_mr(pdn, DATA, 0x1000, ALL);
+    // No page follows the one before.
+    let pages = |count: u64| (0..count).map(|page| DATA + 0x2000 * page).collect();
+    let rereg = |count| Rereg { mrn: mr.mrn, flags: TRANS, pdn, access: ALL, pages: pages(count) };
+    assert_eq!(rereg(9).ask(&mut guest), Err(VIRTIO_RDMA_STATUS_NO_RESOURCE));
+    assert_eq!(rereg(7).ask(&mut guest), Ok(()));
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use abi::*;
 use memory::GuestMemory;
+use testkit::CqRing;
 use zerocopy::IntoBytes;
 
 use super::driver::*;
@@ -38,6 +39,9 @@ again! {
         a_missing_receive_is_waited_for
         rnr_retries_end
         no_answer_ends_in_retry_exceeded
+        a_write_with_immediate_does_not_look_at_the_memory_of_its_receive
+        the_rights_of_a_qp_are_checked_before_there_is_a_receive
+        an_atomic_of_a_word_that_is_unaligned_in_memory_is_an_invalid_request
         a_peer_that_becomes_ready_is_found
         reset_leads_to_rtr_at_once
         a_receive_that_is_too_small_fails_both_ends
@@ -840,5 +844,90 @@ fn a_receive_ring_that_goes_wrong_in_err_names_its_qp() {
         pair.b.ring_doorbell(b.qpn, VIRTIO_RDMA_DOORBELL_RQ);
         pair.b.run();
         assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, b.qpn)));
+    });
+}
+
+#[test]
+fn rings_for_which_there_is_no_room_are_refused() {
+    with_rings(|| {
+        let (fabric, clock) = fabric();
+        let limits = Limits { max_extents: 8, ..limits() };
+        let setup = Setup { limits, ..Setup::default() };
+        let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
+        let (pdn, cqn) = (guest.create_pd(), guest.create_cq(RING));
+        let request = Guest::qp_request(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        assert_eq!(guest.try_create_qp(request), Err(VIRTIO_RDMA_STATUS_NO_RESOURCE));
+        guest.create_cq(RING);
+    });
+}
+
+/// Completion events wait for buffers, one for each CQ at most.
+#[test]
+fn completion_events_wait_for_buffers_once_each() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let vector = pair.b.cq_rings[&b.cqn].vector;
+        for _ in 0..RING + 3 {
+            pair.b.arm_cq(b.cqn, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION).unwrap();
+            pair.b.post_recv(b.qpn, 1, &[]);
+            pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[]));
+            pair.settle();
+            assert!(pair.poll_a().is_some() && pair.poll_b().is_some());
+        }
+        assert_eq!(pair.b.used_index(1 + vector), RING);
+        assert_eq!(pair.b.cq_signals(b.cqn), RING.into());
+        pair.settle();
+        assert_eq!(pair.b.cq_signals(b.cqn), u32::from(RING) + 1);
+    });
+}
+
+/// Makes a CQ whose ring lies in memory that a test can take away.
+fn cq_in_extra_memory(guest: &mut Guest) -> u32 {
+    let request = guest.cq_ring_request(EXTRA.0, 16);
+    let reply: virtio_rdma_rsp_create_cq =
+        guest.command(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request).unwrap();
+    guest.cq_rings.insert(reply.cqn, CqRing::new(EXTRA.0, 16, 1));
+    reply.cqn
+}
+
+#[test]
+fn a_cq_is_not_moved_out_of_memory_that_is_away() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let cqn = cq_in_extra_memory(&mut pair.a);
+        let (less, _) = pair.a.memory.without(EXTRA.0, EXTRA.1);
+        pair.a.device.set_memory(&less);
+        pair.settle();
+        assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_CQ_ERR, cqn)));
+        assert_eq!(pair.a.resize_cq(cqn, 64), Err(VIRTIO_RDMA_STATUS_INVAL));
+        assert_eq!(pair.a.resize_cq(3, 64), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+    });
+}
+
+/// The event that tells of an error says nothing of memory: the reply to the command does that.
+#[test]
+fn memory_is_the_owners_with_the_reply_behind_a_fatal_event() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let len = 1 << 20;
+        pair.a.fill(DATA, len, 1);
+        pair.b.post_recv(b.qpn, 1, &[sge(DATA, len as u32, b.key)]);
+        pair.a
+            .post_send(a.qpn, &Send::new(2, VIRTIO_RDMA_WR_SEND, &[sge(DATA, len as u32, a.key)]));
+        while pair.b.bytes(DATA, 1) == [0] {
+            pair.a.device.run(1);
+        }
+        let producer = pair.b.qp_rings[&b.qpn].region;
+        pair.b.memory.write(producer, &999_u32.to_le_bytes()).unwrap();
+        pair.b.ring_doorbell(b.qpn, VIRTIO_RDMA_DOORBELL_SQ);
+        pair.b.run();
+        let events: Vec<_> = std::iter::from_fn(|| pair.b.poll_event()).collect();
+        assert!(events.contains(&(VIRTIO_RDMA_EVENT_QP_FATAL, b.qpn)), "{events:?}");
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        let mine = pair.b.fill(DATA, len, 99);
+        pair.settle_in_time();
+        assert!(pair.b.bytes(DATA, len) == mine);
     });
 }

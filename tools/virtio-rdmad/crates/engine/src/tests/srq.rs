@@ -734,3 +734,116 @@ fn a_reset_device_forgets_its_srqs() {
         assert_eq!(bench.pair.b.create_srq(pdn), 1);
     });
 }
+
+/// Makes an SRQ whose ring lies in memory that a test can take away.
+fn srq_in_extra_memory(guest: &mut Guest, pdn: u32) -> u32 {
+    let mut request = guest.srq_request(EXTRA.0, pdn);
+    request.ring.depth = 8;
+    let reply: virtio_rdma_rsp_create_srq =
+        guest.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request).unwrap();
+    reply.srqn
+}
+
+#[test]
+fn an_srq_whose_ring_leaves_memory_is_in_error() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        let srqn = srq_in_extra_memory(&mut pair.b, b.pdn);
+        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
+        pair.b.connect(qpn, gid(1), a.qpn);
+        let (less, _) = pair.b.memory.without(EXTRA.0, EXTRA.1);
+        pair.b.device.set_memory(&less);
+        pair.settle();
+        assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_SRQ_ERR, srqn)));
+        let events: Vec<_> = std::iter::from_fn(|| pair.b.poll_event()).collect();
+        assert!(events.contains(&(VIRTIO_RDMA_EVENT_QP_FATAL, qpn)), "{events:?}");
+        assert_eq!(u32::from(pair.b.query(qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+        assert_eq!(pair.b.arm_srq(srqn, 1), Err(VIRTIO_RDMA_STATUS_STATE));
+        // No other QP fails.
+        assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_RESET);
+    });
+}
+
+#[test]
+fn doorbells_for_the_receives_of_its_qps_are_ignored() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let (_, qpn) = bench.qps[0];
+        for round in 0..3 {
+            bench.pair.b.ring_doorbell(qpn, VIRTIO_RDMA_DOORBELL_RQ);
+            bench.pair.settle();
+            bench.post(round);
+            bench.pair.b.ring_doorbell(qpn, VIRTIO_RDMA_DOORBELL_RQ);
+            bench.pair.settle();
+            assert!(bench.received().is_none());
+            bench.send(0, round);
+            bench.pair.settle();
+            assert_eq!(bench.received(), Some((round, 0, qpn)));
+        }
+        assert_eq!(bench.pair.b.poll_event(), None);
+    });
+}
+
+/// Only the keys of receives are those of the SRQ's PD.
+#[test]
+fn keys_of_peers_are_checked_in_the_pd_of_the_qp() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        let other = pair.b.create_pd();
+        let mr = pair.b.reg_mr(other, DATA, 4096, ALL);
+        let srqn = pair.b.create_srq(other);
+        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
+        pair.a.connect(a.qpn, pair.b.gid, qpn);
+        pair.b.connect(qpn, pair.a.gid, a.qpn);
+        let part = [sge(DATA, 64, a.key)];
+        for (key, status) in [(b.key, 0), (mr.rkey, VIRTIO_RDMA_WC_REM_ACCESS_ERR)] {
+            let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, key);
+            pair.a.post_send(a.qpn, &write);
+            pair.settle();
+            assert_eq!(brief(pair.poll_a()).unwrap().1, status);
+        }
+    });
+}
+
+#[test]
+fn what_a_qp_took_is_flushed_in_err() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let [a, b] = bench.pair.ends;
+        let len = 1 << 20;
+        bench.pair.b.post_srq_recv(bench.srqn, 7, &[sge(DATA, len, b.key)]);
+        bench.post(8);
+        bench.pair.a.post_send(bench.qps[0].0, &Send::new(1, SEND, &[sge(DATA, len, a.key)]));
+        while bench.pair.b.srq_consumer(bench.srqn) == 0 {
+            bench.pair.a.device.run(1);
+        }
+        let (_, qpn) = bench.qps[0];
+        bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        bench.pair.settle();
+        assert_eq!(bench.received(), Some((7, VIRTIO_RDMA_WC_WR_FLUSH_ERR, qpn)));
+        assert!(bench.received().is_none());
+        assert_eq!(bench.pair.b.poll_event(), Some((LAST, qpn)));
+    });
+}
+
+/// The memory of receives that no QP took is the owner's again with the reply to DESTROY_SRQ.
+#[test]
+fn a_destroyed_srq_leaves_memory_alone() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        bench.post(1);
+        bench.pair.settle();
+        bench.pair.b.destroy_qp(bench.qps[0].1).unwrap();
+        bench.pair.b.destroy_srq(bench.srqn).unwrap();
+        let mine = bench.pair.b.fill(DATA, 256, 9);
+        let [a, b] = bench.pair.ends;
+        bench.pair.a.connect(a.qpn, gid(2), b.qpn);
+        bench.pair.b.connect(b.qpn, gid(1), a.qpn);
+        bench.send(0, 1);
+        bench.pair.a.post_send(a.qpn, &Send::new(2, SEND, &[sge(DATA, 64, a.key)]));
+        bench.pair.settle_in_time();
+        assert_eq!(bench.pair.b.bytes(DATA, 256), mine);
+    });
+}

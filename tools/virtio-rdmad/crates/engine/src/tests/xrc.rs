@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use abi::*;
-use testkit::command::create_xrc_tgt;
+use testkit::command::{attr_mask, attributes, create_xrc_tgt};
 use zerocopy::FromZeros;
 
 use super::cable::{cable, over_a_cable, Faults};
@@ -700,5 +700,39 @@ fn a_message_is_for_one_srq() {
             let consumers = [first, second].map(|program| bench.pair.b.srq_consumer(program.srqn));
             assert_eq!(consumers, [1, 0]);
         });
+    });
+}
+
+/// What a peer may do is what the target says, whatever the MRs of the SRQ's PD allow.
+#[test]
+fn a_message_has_the_rights_of_its_target() {
+    with_rings(|| {
+        let mut bench = Bench::new(0);
+        let a = bench.pair.ends[0];
+        let Program { key, srqn, .. } = bench.programs[0];
+        let (gid_a, gid_b) = (bench.pair.a.gid, bench.pair.b.gid);
+        let local = [sge(DATA, 64, a.key)];
+        let cases = [
+            (READ, 4, VIRTIO_RDMA_WR_RDMA_READ, 0),
+            (READ, 4, VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WC_REM_INV_REQ_ERR),
+            (READ | WRITE, 0, VIRTIO_RDMA_WR_RDMA_WRITE, 0),
+            (READ | WRITE, 0, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WC_REM_INV_REQ_ERR),
+        ];
+        for (access, depth, opcode, status) in cases {
+            let from = bench.pair.a.create_xrc_ini(a.pdn, a.cqn).unwrap();
+            let to = bench.pair.b.create_xrc_tgt(bench.xrcdn).unwrap();
+            bench.pair.a.connect_ini(from, gid_b, to);
+            bench.pair.b.make_init(to, access);
+            let mut attr = attributes(VIRTIO_RDMA_QPS_RTR, gid_a, from);
+            (attr.path_mtu, attr.max_dest_rd_atomic, attr.min_rnr_timer) = (3, depth, 12);
+            let mask = attr_mask(VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPS_RTR);
+            bench.pair.b.modify(to, mask, attr).unwrap();
+            let send = Send::new(1, opcode, &local).rdma(DATA + 4096, key).srqn(srqn);
+            bench.pair.a.post_send(from, &send);
+            bench.pair.settle();
+            assert_eq!(bench.sent(), Some((1, status)), "{access} {depth} {opcode}");
+            bench.pair.a.destroy_qp(from).unwrap();
+            bench.pair.b.destroy_qp(to).unwrap();
+        }
     });
 }
