@@ -212,6 +212,7 @@ impl Connection {
             Some(Said { state, image }) => resume(stream, state, image.as_deref(), &guest, poller)?,
         };
         poller.add(server.as_fd(), Source::Socket(guest.index))?;
+        let asked = if guest.device.needs_reset() { Asked::Yes } else { Asked::No };
         Ok(Self {
             span: tracing::info_span!("guest", name = guest.spec.name),
             subject: guest.subject(),
@@ -225,7 +226,7 @@ impl Connection {
             backend,
             poller: poller.clone(),
             unread: true,
-            asked: Asked::No,
+            asked,
             losses: memory::losses(),
             next: Next::Idle,
             ended: None,
@@ -338,6 +339,10 @@ impl Connection {
             self.asked = if is_asked { Asked::No } else { Asked::Yes };
             if !is_asked {
                 self.server.needs_reset();
+                // No front end asks for the status, so the driver gets an event.
+                if self.guest.spec.transport() == Transport::VhostUser {
+                    device.fail();
+                }
             }
         }
         self.notice_losses();

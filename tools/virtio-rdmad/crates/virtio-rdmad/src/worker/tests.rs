@@ -365,6 +365,26 @@ fn a_guest_that_loses_its_memory_takes_nobody_along() {
     assert_eq!((lost.answered(), lost.status()), (1, 0));
 }
 
+/// No front end asks for the status, in which the device says that its control queue is broken.
+#[test]
+fn a_malformed_request_is_told_by_an_event() {
+    let mut bench = Bench::new("malformed", 1);
+    let guest = FrontEnd::start(bench.connect(0), 1);
+    let events = guest.add_events(bench.guests[0].device.event_queue().unwrap());
+    bench.settle();
+    guest.spoil(1);
+    guest.post(2);
+    guest.kick();
+    bench.worker.sleep().unwrap();
+    bench.settle();
+    assert_eq!(guest.answered(), 1);
+    assert_eq!(events.event(), Some([abi::VIRTIO_RDMA_EVENT_DEVICE_FATAL, 0]));
+    let guest = guest.start_again(1);
+    bench.worker.sleep().unwrap();
+    bench.settle();
+    assert_eq!(guest.answered(), 1);
+}
+
 #[test]
 fn looks_in_vain_before_work_are_no_work() {
     let mut bench = Bench::new("vain", 1);

@@ -136,6 +136,12 @@ impl FrontEnd {
         }
     }
 
+    /// Makes the request with this number a malformed one.
+    pub fn spoil(&self, number: u16) {
+        let head = 2 * number;
+        Descriptor::new((1 << 45, 1, false), None).write(&self.memory, LAYOUT.desc, head);
+    }
+
     /// Sets up the event queue, which has this number, in memory of its own. Returns the memory.
     pub fn add_events(&self, queue: u16) -> EventMemory {
         let memory = EventMemory(File(new_memory(MEMORY)));
