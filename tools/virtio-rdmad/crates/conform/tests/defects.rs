@@ -12,6 +12,7 @@ use std::time::Duration;
 use abi::*;
 use conform::port::{Defect, InProcess, Network};
 use conform::suite::{all, Settings, Suite, Verdict};
+use engine::Device;
 use memory::GuestMemory;
 use ring::Layout;
 use testkit::{Memory as _, CQE, CQ_HEAD};
@@ -42,6 +43,10 @@ struct Watch {
     cqs: BTreeMap<u64, u64>,
     /// The memory of MRs: addresses and lengths.
     mrs: Vec<(u64, u64)>,
+    /// The request that has filled entry 0 of the GID table.
+    gid: Option<Vec<u8>>,
+    /// The number of requests that the device has found.
+    found: u16,
 }
 
 impl Watch {
@@ -67,11 +72,27 @@ impl Watch {
         Some(reply)
     }
 
+    /// Returns the address of the next request that the device has not found yet.
+    fn next_request(&mut self, memory: &GuestMemory, control: &Layout) -> Option<u64> {
+        if memory.get::<u16>(control.avail + 2) == self.found {
+            return None;
+        }
+        let head: u16 = memory.get(control.avail + 4 + u64::from(self.found % control.size) * 2);
+        self.found = self.found.wrapping_add(1);
+        Some(memory.get(control.desc + u64::from(head) * 16))
+    }
+
     /// Notes the objects that a command has made.
     fn note(&mut self, memory: &GuestMemory, reply: &Reply) {
         let word = |at: usize| u64::from_le_bytes(reply.request[at..at + 8].try_into().unwrap());
         if memory.get::<u8>(reply.at) != 0 {
             return;
+        }
+        if reply.is(VIRTIO_RDMA_CMD_ADD_GID) {
+            self.gid = Some(reply.request.clone());
+        }
+        if reply.is(VIRTIO_RDMA_CMD_DEL_GID) {
+            self.gid = None;
         }
         if reply.is(VIRTIO_RDMA_CMD_CREATE_RING_CQ) {
             self.cqs.insert(memory.get(word(1)), 0);
@@ -97,9 +118,11 @@ impl Watch {
     }
 }
 
-/// What a defect does with each reply, with each CQE, and whenever the device has worked.
+/// What a defect does with each request, each reply and each CQE, whenever the device has worked, and when it starts.
 struct Planted {
     watch: Watch,
+    request: fn(&GuestMemory, u64),
+    start: fn(&Watch, &Device),
     reply: fn(&GuestMemory, &Reply),
     cqe: fn(&GuestMemory, u64),
     turn: fn(&mut Turn, &GuestMemory),
@@ -124,7 +147,15 @@ struct Turn {
 impl Default for Planted {
     fn default() -> Self {
         let (watch, state) = (Watch::default(), Turn::default());
-        Self { watch, reply: |_, _| {}, cqe: |_, _| {}, turn: |_, _| {}, state }
+        Self {
+            watch,
+            request: |_, _| {},
+            start: |_, _| {},
+            reply: |_, _| {},
+            cqe: |_, _| {},
+            turn: |_, _| {},
+            state,
+        }
     }
 }
 
@@ -146,6 +177,25 @@ impl Defect for Planted {
         self.state.queues.clone_from(queues);
         (self.turn)(&mut self.state, memory);
     }
+
+    fn mislead(&mut self, number: u8, memory: &GuestMemory, queues: &BTreeMap<u16, Layout>) {
+        let Some(control) = queues.get(&0) else { return };
+        if number != 1 {
+            return;
+        }
+        while let Some(at) = self.watch.next_request(memory, control) {
+            (self.request)(memory, at);
+        }
+    }
+
+    fn started(&mut self, number: u8, device: &Device) {
+        if number == 1 {
+            (self.start)(&self.watch, device);
+            // The virtqueues begin again.
+            (self.watch.seen, self.watch.found) = (0, 0);
+            self.watch.cqs.clear();
+        }
+    }
 }
 
 /// Checks that a device fails a test by a clause.
@@ -155,8 +205,10 @@ fn fails(network: &Rc<Network>, name: &str, clause: &str) {
         silence: Duration::from_secs(1),
         ..Settings::default()
     };
-    let mut suite = Suite::new(settings, vec![Box::new(InProcess::new(network, 1))]);
     let run = all().into_iter().find(|run| run.name() == name).expect("a test");
+    let count = 1 + u8::from(run.on_two);
+    let devices = (1..=count).map(|number| Box::new(InProcess::new(network, number)) as _);
+    let mut suite = Suite::new(settings, devices.collect());
     let finding = suite.run(&run);
     let Verdict::Fail(failure) = &finding.verdict else {
         panic!("{name}: {:?}", finding.verdict);
@@ -379,4 +431,74 @@ fn options_that_are_not_offered_are_not_judged() {
     let run = all().into_iter().find(|run| run.name() == name).unwrap();
     let reason = format!("not offered: feature bit {VIRTIO_RDMA_F_UC}");
     assert_eq!(suite.run(&run).verdict, Verdict::NotJudged(reason));
+}
+
+/// The offset of a field of the attributes in a MODIFY_QP.
+macro_rules! attribute {
+    ($field:ident) => {
+        1 + (offset_of!(virtio_rdma_cmd_modify_qp, attr) + offset_of!(virtio_rdma_qp_attr, $field))
+            as u64
+    };
+}
+
+/// Writes a byte of a request, if it is of this command.
+fn in_each(memory: &GuestMemory, at: u64, command: u32, field: u64, byte: u8) {
+    if u32::from(memory.get::<u8>(at)) == command {
+        memory.put(at + field, &byte);
+    }
+}
+
+/// Writes a byte of a request, if it is a MODIFY_QP.
+fn modify(memory: &GuestMemory, at: u64, field: u64, byte: u8) {
+    in_each(memory, at, VIRTIO_RDMA_CMD_MODIFY_QP, field, byte);
+}
+
+#[test]
+fn gids_that_outlive_a_reset() {
+    let start = |watch: &Watch, device: &Device| {
+        if let Some(gid) = &watch.gid {
+            assert_eq!(device.command(gid, &mut [0; 16]), 1);
+        }
+    };
+    let name = "reset.reset_clears_the_gid_table";
+    planted(Planted { start, ..Planted::default() }, name, "D-RST-02");
+}
+
+/// Has attributes of QPs set to what the device likes, and checks a test by which that is found.
+fn misled(request: fn(&GuestMemory, u64), name: &str, clause: &str) {
+    planted(Planted { request, ..Planted::default() }, name, clause);
+}
+
+#[test]
+fn retries_that_are_not_those_of_the_qp() {
+    let name = "connection.no_answer_is_tried_again.loopback";
+    misled(|memory, at| modify(memory, at, attribute!(retry_cnt), 0), name, "D-RC-11");
+    misled(|memory, at| modify(memory, at, attribute!(retry_cnt), 7), name, "D-RC-11");
+    let name = "connection.missing_receive_is_tried_again.loopback";
+    misled(|memory, at| modify(memory, at, attribute!(rnr_retry), 0), name, "D-RC-15");
+    misled(|memory, at| modify(memory, at, attribute!(min_rnr_timer), 1), name, "D-RC-15");
+    misled(|memory, at| modify(memory, at, attribute!(min_rnr_timer), 31), name, "D-RC-20");
+    let name = "connection.missing_receive_without_a_retry.loopback";
+    misled(|memory, at| modify(memory, at, attribute!(rnr_retry), 1), name, "D-RC-15");
+}
+
+#[test]
+fn gids_that_stay() {
+    let request = |memory: &GuestMemory, at: u64| {
+        let index = 1 + offset_of!(virtio_rdma_cmd_del_gid, index) as u64;
+        in_each(memory, at, VIRTIO_RDMA_CMD_DEL_GID, index, 1);
+    };
+    misled(request, "port.nothing_is_sent_from_a_deleted_gid.two", "D-PORT-11");
+}
+
+#[test]
+fn hop_limit_of_its_own() {
+    let turn = |turn: &mut Turn, memory: &GuestMemory| {
+        for (at, _) in turn.mrs.iter().filter(|_| turn.has_cqe) {
+            // The header of IPv6 is in front of the payload.
+            memory.put(at + 0x1000 + 7, &64_u8);
+        }
+    };
+    let name = "datagram.header_of_ipv6.loopback";
+    planted(Planted { turn, ..Planted::default() }, name, "D-UD-06");
 }

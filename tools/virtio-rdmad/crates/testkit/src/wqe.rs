@@ -115,6 +115,12 @@ impl Send {
         self.with_av(|av| av.dmac = dmac)
     }
 
+    /// Sends the datagram with this hop limit.
+    #[must_use]
+    pub fn hops(self, hop_limit: u8) -> Self {
+        self.with_av(|av| av.hop_limit = hop_limit)
+    }
+
     /// Sends the datagram from another entry of the GID table.
     #[must_use]
     pub fn from(self, gid_index: u8) -> Self {

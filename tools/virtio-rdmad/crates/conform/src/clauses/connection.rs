@@ -25,9 +25,12 @@ family! {
     no_key_for_nothing Ends []: "D-WQE-54";
     same_qp_talks_to_itself One []: "D-TERM-29";
     receive_that_is_too_small Ends []: "D-RC-31";
-    missing_receive Ends []: "D-RC-34" "D-RC-15";
+    missing_receive Ends []: "D-RC-34";
+    missing_receive_is_tried_again Ends []: "D-RC-15" "D-RC-20";
+    missing_receive_without_a_retry Ends []: "D-RC-15";
     receive_that_comes_late Ends []: "D-RC-16" "D-RING-71";
-    no_answer Ends []: "D-RC-35" "D-RC-11" "D-RC-12" "D-RC-10";
+    no_answer Ends []: "D-RC-35" "D-RC-12" "D-RC-10";
+    no_answer_is_tried_again Ends []: "D-RC-11";
     no_timeout Ends []: "D-RC-13";
     wrong_key Ends []: "D-RC-36" "D-MR-04";
     range_beyond_the_mr Ends []: "D-WQE-51" "D-RC-36";
@@ -56,6 +59,8 @@ const RDMA_WRITE: u32 = VIRTIO_RDMA_WR_RDMA_WRITE;
 const WRITE_IMM: u32 = VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM;
 const RDMA_READ: u32 = VIRTIO_RDMA_WR_RDMA_READ;
 const RC: u32 = VIRTIO_RDMA_QPT_RC;
+/// How late a wait may end, because a device may share its processors with others.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// Sends a message, and checks both CQEs and the bytes.
 fn send_one(t: &mut Bench, x: &End, y: &End, clause: &'static str, len: u32) -> Outcome {
@@ -254,9 +259,41 @@ fn missing_receive(t: &mut Bench) -> Outcome {
     t.post(&x, &x.send(2, SEND, 0, 100))?;
     t.completes(&x, "D-RC-34", 2, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR)?;
     t.comes_to(&x, "D-RC-34", VIRTIO_RDMA_QPS_ERR)?;
-    t.has_state(&y, "D-RC-34", VIRTIO_RDMA_QPS_RTS)?;
-    t.journal.pass("D-RC-15");
+    t.has_state(&y, "D-RC-34", VIRTIO_RDMA_QPS_RTS)
+}
+
+/// Sends a message that finds no receive. Returns the time after which the device gives up.
+fn time_without_a_receive(t: &mut Bench, rnr_retry: u8, min_rnr_timer: u8) -> Outcome<Duration> {
+    let link = Link { rnr_retry, min_rnr_timer, ..Link::default() };
+    let (x, _) = t.connection_of(RC, link)?;
+    t.journal.extend(SLACK);
+    let begin = Instant::now();
+    t.post(&x, &x.send(2, SEND, 0, 100))?;
+    t.completes(&x, "D-RC-15", 2, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR)?;
+    Ok(begin.elapsed())
+}
+
+fn missing_receive_is_tried_again(t: &mut Bench) -> Outcome {
+    // The numbers of RNR timers, and their microseconds.
+    for (timer, micros) in [(26, 81_920), (24, 40_960)] {
+        let took = time_without_a_receive(t, 3, timer)?;
+        let least = Duration::from_micros(3 * micros);
+        t.journal.holds("D-RC-15", "each of 3 tries waits for the timer", took >= least, took)?;
+        // The machine may have kept the device or the suite from working.
+        let in_time = took < least + SLACK;
+        t.journal.holds("D-RC-20", &format!("3 times {micros} us"), in_time, took)?;
+    }
     Ok(())
+}
+
+fn missing_receive_without_a_retry(t: &mut Bench) -> Outcome {
+    // The machine may keep the device or the suite from working, but not each time.
+    let mut least = Duration::MAX;
+    for _ in 0..3 {
+        least = least.min(time_without_a_receive(t, 0, 0)?);
+    }
+    let timer = Duration::from_micros(655_360);
+    t.journal.holds("D-RC-15", "without a retry, no timer has to end", least < timer, least)
 }
 
 fn receive_that_comes_late(t: &mut Bench) -> Outcome {
@@ -280,12 +317,42 @@ fn no_answer(t: &mut Bench) -> Outcome {
     let (took, one_try) = (begin.elapsed(), Duration::from_nanos(4096 << TIMEOUT));
     let in_time = took >= one_try * 2;
     t.journal.holds("D-RC-12", "each of two tries waits at least 67 ms", in_time, took)?;
-    t.journal.pass("D-RC-11");
     // The machine may have kept the device or the suite from working.
     if took > one_try * 8 + Duration::from_secs(1) {
         t.journal.remark(format!("two tries take {} ms (D-RC-12)", took.as_millis()));
     }
     t.comes_to(&x, "D-RC-35", VIRTIO_RDMA_QPS_ERR)
+}
+
+/// Sends a message that has no answer, of a QP with this `timeout`. Returns the time after which the device gives up.
+fn time_without_an_answer(t: &mut Bench, retry_cnt: u8, timeout: u8) -> Outcome<Duration> {
+    let far = t.far;
+    let (x, y) = (t.end(0, RC)?, t.end(far, RC)?);
+    let gid = t.members[y.member].gid;
+    t.make_init(&x, RC, 0)?;
+    t.make_rtr(&x, RC, (gid, y.qpn), Link::default())?;
+    t.on(&y).destroy_qp(y.qpn)?;
+    let (mask, mut attr) = Bench::of_rts(RC, Link { retry_cnt, ..Link::default() });
+    attr.timeout = timeout;
+    t.a().modify(x.qpn, "D-QP-60", mask, attr)?;
+    t.journal.extend(2 * SLACK);
+    let begin = Instant::now();
+    t.post(&x, &x.send(1, SEND, 0, 100))?;
+    t.completes(&x, "D-RC-11", 1, VIRTIO_RDMA_WC_RETRY_EXC_ERR)?;
+    Ok(begin.elapsed())
+}
+
+fn no_answer_is_tried_again(t: &mut Bench) -> Outcome {
+    let one_try = |timeout: u8| Duration::from_nanos(4096 << timeout);
+    // Five tries take longer than the longest that one may take.
+    let took = time_without_an_answer(t, 4, TIMEOUT)?;
+    let is_long = took >= 5 * one_try(TIMEOUT);
+    t.journal.holds("D-RC-11", "each of 5 tries waits at least 67 ms", is_long, took)?;
+    // One try ends before the eight that another QP has.
+    let timeout = TIMEOUT + 2;
+    let took = time_without_an_answer(t, 0, timeout)?;
+    let is_short = took < 4 * one_try(timeout) + SLACK;
+    t.journal.holds("D-RC-11", "one try waits at most 1.1 seconds", is_short, took)
 }
 
 fn no_timeout(t: &mut Bench) -> Outcome {

@@ -30,6 +30,8 @@ const AREA: u64 = 0x1000;
 const HEADER: u32 = 40;
 const SQE: u32 = VIRTIO_RDMA_QPS_SQE;
 const OP_ERR: u32 = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+/// The hop limit of datagrams whose header is looked at.
+const HOPS: u8 = 17;
 /// The Q_Key of the GSI.
 const GSI_QKEY: u32 = 0x8001_0000;
 
@@ -83,7 +85,7 @@ fn checksum(header: &[u8]) -> u16 {
 fn area_of(t: &mut Bench, x: &End, y: &End, gid_index: u8, dgid: Gid) -> Outcome<Vec<u8>> {
     t.receive(y, 1, AREA, 400)?;
     let send = t.datagram(x, y, 2, 0, 10).ud(dgid, y.qpn, QKEY, x.pdn);
-    let send = send.from(gid_index).at_mac([2, 0, 0, 0, 0, 1]).in_class((0x68, 5));
+    let send = send.from(gid_index).at_mac([2, 0, 0, 0, 0, 1]).in_class((0x68, 5)).hops(HOPS);
     t.post(x, &send)?;
     t.succeeds(x, "D-UD-17", 2)?;
     let cqe = t.succeeds(y, "D-UD-18", 1)?;
@@ -104,7 +106,7 @@ fn header_of_ipv4(t: &mut Bench) -> Outcome {
     let total = u16::from_be_bytes([header[2], header[3]]);
     t.journal.is("D-UD-24", "total length", total, 20 + 32 + 12)?;
     t.journal.is("D-UD-24", "flags", header[6], 0x40)?;
-    t.journal.is("D-UD-06", "time to live", header[8], 64)?;
+    t.journal.is("D-UD-06", "time to live", header[8], HOPS)?;
     t.journal.is("D-UD-24", "protocol", header[9], 17)?;
     t.journal.same_bytes("D-UD-24", "source", &header[12..16], &from[12..])?;
     t.journal.same_bytes("D-UD-24", "destination", &header[16..20], &to[12..])
@@ -136,7 +138,7 @@ fn header_of_ipv6(t: &mut Bench) -> Outcome {
     let length = u16::from_be_bytes([area[4], area[5]]);
     t.journal.is("D-UD-23", "payload length", length, 32 + 12)?;
     t.journal.is("D-UD-23", "next header", area[6], 17)?;
-    t.journal.is("D-UD-06", "hop limit", area[7], 64)?;
+    t.journal.is("D-UD-06", "hop limit", area[7], HOPS)?;
     t.journal.same_bytes("D-UD-23", "source", &area[8..24], &from)?;
     t.journal.same_bytes("D-UD-23", "destination", &area[24..40], &to)
 }

@@ -4,9 +4,9 @@
 use abi::*;
 use testkit::command::{self, Gid};
 
-use crate::bench::{Bench, Link};
+use crate::bench::{Bench, End, Link};
 use crate::driver::Driver;
-use crate::outcome::Outcome;
+use crate::outcome::{not_judged, Outcome};
 use crate::test::family;
 
 family! {
@@ -18,6 +18,9 @@ family! {
     a_gid_in_several_entries One []: "D-PORT-07" "D-PORT-08";
     a_qp_keeps_its_address Ends []: "D-PORT-09";
     a_deleted_gid_is_nobodys Ends []: "D-PORT-11" "D-PORT-13";
+    nothing_is_sent_from_a_deleted_gid Ends []: "D-PORT-11" "D-PORT-13";
+    an_address_that_moves_is_sent_nothing Two []: "D-QP-93" "D-QP-90";
+    an_address_that_moves_is_not_answered Two []: "D-QP-92";
     a_gid_has_one_owner Two []: "D-CTRL-65" "D-TERM-30";
 }
 
@@ -25,6 +28,8 @@ const QUERY_PORT: (&str, u32) = ("QUERY_PORT", VIRTIO_RDMA_CMD_QUERY_PORT);
 const ADD_GID: (&str, u32) = ("ADD_GID", VIRTIO_RDMA_CMD_ADD_GID);
 const DEL_GID: (&str, u32) = ("DEL_GID", VIRTIO_RDMA_CMD_DEL_GID);
 const INVALID: u32 = VIRTIO_RDMA_STATUS_INVAL;
+const RC: u32 = VIRTIO_RDMA_QPT_RC;
+const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 
 /// Returns the attributes of the port.
 pub fn query_port(a: &mut Driver) -> Outcome<virtio_rdma_rsp_query_port> {
@@ -172,6 +177,73 @@ fn a_deleted_gid_is_nobodys(t: &mut Bench) -> Outcome {
     t.post(&x, &x.send(2, VIRTIO_RDMA_WR_SEND, 0x8000, 100))?;
     t.completes(&x, "D-PORT-13", 2, VIRTIO_RDMA_WC_RETRY_EXC_ERR)?;
     t.is_quiet(&y, "D-PORT-11", "no message arrives")
+}
+
+fn nothing_is_sent_from_a_deleted_gid(t: &mut Bench) -> Outcome {
+    let (x, y) = t.connection()?;
+    t.receive(&y, 1, 0, 100)?;
+    del_gid(t.on(&x), 0)?;
+    t.post(&x, &x.send(2, VIRTIO_RDMA_WR_SEND, 0x8000, 100))?;
+    t.completes(&x, "D-PORT-11", 2, VIRTIO_RDMA_WC_RETRY_EXC_ERR)?;
+    t.journal.pass("D-PORT-13");
+    t.is_quiet(&y, "D-PORT-11", "no message arrives")
+}
+
+/// Connects a QP with an address of the second device, and moves the address to the first one. Returns the QP, and one
+/// that has the address and the number of its peer now, and is connected to it.
+fn move_address(t: &mut Bench) -> Outcome<(End, End)> {
+    let entries = query_port(t.a())?.gid_tbl_len;
+    t.needs(entries >= 2, "the GID table has one entry")?;
+    let (x, z) = (t.end(0, RC)?, t.end(0, RC)?);
+    let (own, gid) = (t.members[0].gid, t.members[1].gid);
+    connect_from(t, &x, 0, (gid, z.qpn))?;
+    del_gid(&mut t.members[1], 0)?;
+    let request = command::add_gid(1, gid);
+    match t.a().try_command::<_, ()>(ADD_GID.0, ADD_GID.1, &request)? {
+        Ok(()) => {}
+        Err(VIRTIO_RDMA_STATUS_PERM) => return not_judged("the device may not use the address"),
+        Err(status) => return Err(t.a().refused("D-CTRL-30", "ADD_GID of a free GID", status)),
+    }
+    connect_from(t, &z, 1, (own, x.qpn))?;
+    Ok((x, z))
+}
+
+/// Connects a QP of the first device that is in RESET, and has this entry of the GID table.
+fn connect_from(t: &mut Bench, end: &End, entry: u8, to: (Gid, u32)) -> Outcome {
+    let link = Link::default();
+    t.make_init(end, RC, link.access)?;
+    let (mask, mut attr) = Bench::of_rtr(RC, to, link);
+    attr.ah_attr.grh.sgid_index = entry;
+    t.a().modify(end.qpn, "D-QP-40", mask, attr)?;
+    t.make_rts(end, RC, link)
+}
+
+fn an_address_that_moves_is_sent_nothing(t: &mut Bench) -> Outcome {
+    let (x, z) = move_address(t)?;
+    t.receive(&z, 1, 0, 100)?;
+    t.post(&x, &x.send(3, SEND, 0x8000, 100))?;
+    t.completes(&x, "D-QP-93", 3, VIRTIO_RDMA_WC_RETRY_EXC_ERR)?;
+    t.is_quiet(&z, "D-QP-93", "what has the address now gets nothing")?;
+    // MODIFY_QP connects it with what has the address then.
+    let (own, gid) = (t.members[0].gid, t.members[1].gid);
+    for end in [&x, &z] {
+        t.a().reset_qp(end.qpn)?;
+    }
+    connect_from(t, &x, 0, (gid, z.qpn))?;
+    connect_from(t, &z, 1, (own, x.qpn))?;
+    t.receive(&z, 4, 0, 100)?;
+    t.post(&x, &x.send(5, SEND, 0x8000, 100))?;
+    t.succeeds(&x, "D-QP-90", 5)?;
+    t.succeeds(&z, "D-QP-90", 4)?;
+    Ok(())
+}
+
+fn an_address_that_moves_is_not_answered(t: &mut Bench) -> Outcome {
+    let (x, z) = move_address(t)?;
+    t.receive(&x, 1, 0, 100)?;
+    t.post(&z, &z.send(2, SEND, 0x8000, 100))?;
+    t.completes(&z, "D-QP-92", 2, VIRTIO_RDMA_WC_RETRY_EXC_ERR)?;
+    t.is_quiet(&x, "D-QP-92", "no receive is taken")
 }
 
 fn a_gid_has_one_owner(t: &mut Bench) -> Outcome {

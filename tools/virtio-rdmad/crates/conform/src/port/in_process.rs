@@ -26,6 +26,12 @@ const NAP: Duration = Duration::from_micros(200);
 pub trait Defect {
     /// Spoils what is in memory. The device of the guest with this number has worked.
     fn spoil(&mut self, number: u8, memory: &GuestMemory, queues: &BTreeMap<u16, Layout>);
+
+    /// Spoils the requests that the device of the guest with this number finds when it works.
+    fn mislead(&mut self, _number: u8, _memory: &GuestMemory, _queues: &BTreeMap<u16, Layout>) {}
+
+    /// Spoils the device of the guest with this number, which has started.
+    fn started(&mut self, _number: u8, _device: &Device) {}
 }
 
 /// Wakes nobody: the thread of the suite looks for work.
@@ -89,6 +95,9 @@ impl Network {
 
     /// Lets a device work. One that has nothing to do waits for a kick then.
     fn turn(&self, member: &Member) -> Next {
+        if let Some(defect) = self.defect.borrow_mut().as_mut() {
+            defect.mislead(member.number, &member.memory, &member.queues);
+        }
         let mut next = member.device.run(BUDGET);
         if next != Next::Busy && member.device.arm() {
             next = Next::Busy;
@@ -184,6 +193,10 @@ impl Port for Attached {
             member.queues.clone_from(queues);
         }
         self.device.start(memory, rings);
+        drop(members);
+        if let Some(defect) = self.network.defect.borrow_mut().as_mut() {
+            defect.started(self.number, &self.device);
+        }
         Ok(())
     }
 

@@ -95,16 +95,22 @@ impl FrontEnd {
         self.tell(SET_OWNER, &[], &[])
     }
 
-    /// Sends a request, and waits for the acknowledgement if the device has them.
-    fn tell(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Outcome {
+    /// Sends a request, and waits for the acknowledgement if the device has them. Returns whether the device does not
+    /// refuse it.
+    fn try_tell(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Outcome<bool> {
         let acknowledges =
             self.protocol & P_REPLY_ACK != 0 && number != request::SET_PROTOCOL_FEATURES;
         let flags = if acknowledges { vhost::NEED_REPLY } else { 0 };
         send(&self.socket, &vhost::message(number, flags, payload), fds)?;
-        if acknowledges && long(&self.answer(number)?, 0) != 0 {
-            return Err(gone(format!("the device refuses request {number} of vhost-user")));
+        Ok(!acknowledges || long(&self.answer(number)?, 0) == 0)
+    }
+
+    /// Sends a request that the device must not refuse.
+    fn tell(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Outcome {
+        if self.try_tell(number, payload, fds)? {
+            return Ok(());
         }
-        Ok(())
+        Err(gone(format!("the device refuses request {number} of vhost-user")))
     }
 
     /// Sends a request whose answer is a number.
@@ -180,8 +186,14 @@ impl Port for FrontEnd {
     fn negotiate(&mut self, features: u64) -> Outcome<Option<bool>> {
         self.accepted = features | self.offered & F_PROTOCOL_FEATURES;
         self.set_status(ACKNOWLEDGED)?;
-        self.tell(request::SET_FEATURES, &longs(&[self.accepted]), &[])?;
+        if !self.try_tell(request::SET_FEATURES, &longs(&[self.accepted]), &[])? {
+            return Ok(Some(false));
+        }
         self.set_status(ACKNOWLEDGED | FEATURES_OK)?;
+        // A device may leave the bit as the driver has set it (D-FEAT-18), so only its absence says something.
+        if self.has(P_STATUS) && self.ask(request::GET_STATUS)? & FEATURES_OK == 0 {
+            return Ok(Some(false));
+        }
         Ok(None)
     }
 
