@@ -6,6 +6,7 @@ mod configuration;
 mod connection;
 mod control;
 mod datagram;
+mod lost_memory;
 mod management;
 mod memory;
 mod options;
@@ -15,6 +16,7 @@ mod reset;
 mod ring;
 mod shared_receive;
 mod work_request;
+mod xrc;
 
 use crate::test::Test;
 
@@ -25,6 +27,7 @@ pub fn families() -> Vec<&'static [Test]> {
         control::TESTS,
         port::TESTS,
         memory::TESTS,
+        lost_memory::TESTS,
         ring::TESTS,
         completion::TESTS,
         work_request::TESTS,
@@ -33,6 +36,7 @@ pub fn families() -> Vec<&'static [Test]> {
         datagram::TESTS,
         reset::TESTS,
         shared_receive::TESTS,
+        xrc::TESTS,
         management::TESTS,
         options::TESTS,
     ]

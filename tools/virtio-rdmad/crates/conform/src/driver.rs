@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::journal::Journal;
 use crate::objects::{Cq, Qp, Srq};
 use crate::outcome::{not_judged, Outcome};
-use crate::port::{Memory, Port};
+use crate::port::{Memory, Port, SPARE};
 use crate::queue::{Queue, Returned};
 use crate::reply::{status_name, Reply};
 
@@ -224,8 +224,23 @@ impl Driver {
     pub fn allocate(&mut self, len: u64, align: u64) -> u64 {
         let at = self.heap.next_multiple_of(align);
         self.heap = at + len;
-        assert!(self.heap <= MEMORY, "a test needs less memory");
+        assert!(self.heap <= self.spare(), "a test needs less memory");
         at
+    }
+
+    /// Returns the address of the memory that the device can lose, which ends with all memory.
+    pub fn spare(&self) -> u64 {
+        MEMORY - SPARE
+    }
+
+    /// Takes that memory away from the device, or gives it back.
+    pub fn set_spare(&mut self, is_there: bool) -> Outcome {
+        self.journal.step(format!("memory of the guest is there: {is_there}"));
+        let memory = Rc::clone(&self.memory);
+        if self.port.set_spare(&memory, is_there)? {
+            return Ok(());
+        }
+        not_judged("the transport cannot take memory away")
     }
 
     /// Puts bytes where the device may read them, and returns the address.

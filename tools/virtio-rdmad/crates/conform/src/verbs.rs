@@ -153,7 +153,14 @@ impl Driver {
         };
         let is_receive = cqe.opcode & 0x80 != 0;
         let index = cqe.wqe_index;
-        let queue = match self.srqs.get_mut(&qp.srqn) {
+        // A target receives from the SRQ that the message names.
+        let is_target = qp.kind == VIRTIO_RDMA_QPT_XRC_TGT;
+        let srqn = if is_target { cqe.srqn } else { qp.srqn };
+        if is_target {
+            let is_known = self.srqs.contains_key(&srqn);
+            journal.holds("D-XRC-34", "srqn of a CQE of a target", is_known, srqn)?;
+        }
+        let queue = match self.srqs.get_mut(&srqn) {
             Some(srq) if is_receive => &mut srq.posted,
             _ => &mut qp.posted[usize::from(is_receive)],
         };
@@ -167,7 +174,7 @@ impl Driver {
             ));
         };
         // QPs of one SRQ complete their receives in any order.
-        let is_shared = is_receive && qp.srqn != 0;
+        let is_shared = is_receive && srqn != 0;
         let before: Vec<Posted> = if is_shared {
             queue.remove(at).into_iter().collect()
         } else {
@@ -189,7 +196,9 @@ impl Driver {
         )?;
         if u32::from(cqe.status) == VIRTIO_RDMA_WC_SUCCESS {
             journal.zero("D-CQ-20", "pkey_index of a CQE", cqe.pkey_index)?;
-            journal.zero("D-CQ-24", "srqn of a CQE", cqe.srqn)?;
+            if !is_target {
+                journal.zero("D-CQ-24", "srqn of a CQE", cqe.srqn)?;
+            }
         }
         Ok(())
     }
@@ -484,8 +493,13 @@ impl Driver {
     /// Creates an SRQ.
     pub fn create_srq(&mut self, pdn: u32, depth: u32) -> Outcome<u32> {
         let (at, request) = self.srq_request(pdn, depth);
+        self.create_srq_of(at, &request)
+    }
+
+    /// Creates an SRQ by a request whose region is at this address.
+    pub fn create_srq_of(&mut self, at: u64, request: &virtio_rdma_cmd_create_srq) -> Outcome<u32> {
         let (name, number) = ("CREATE_SRQ", VIRTIO_RDMA_CMD_CREATE_SRQ);
-        let reply: virtio_rdma_rsp_create_srq = self.command("D-SRQ-06", name, number, &request)?;
+        let reply: virtio_rdma_rsp_create_srq = self.command("D-SRQ-06", name, number, request)?;
         let srqn = reply.srqn;
         let is_free = (1..=self.config.max_srq).contains(&srqn) && !self.srqs.contains_key(&srqn);
         self.journal.holds("D-SRQ-02", "number of a new SRQ", is_free, srqn)?;

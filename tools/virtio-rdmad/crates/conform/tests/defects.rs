@@ -123,6 +123,8 @@ struct Planted {
     watch: Watch,
     request: fn(&GuestMemory, u64),
     start: fn(&Watch, &Device),
+    /// Whether the device goes on in memory that it has lost.
+    keeps_memory: bool,
     reply: fn(&GuestMemory, &Reply),
     cqe: fn(&GuestMemory, u64),
     turn: fn(&mut Turn, &GuestMemory),
@@ -151,6 +153,7 @@ impl Default for Planted {
             watch,
             request: |_, _| {},
             start: |_, _| {},
+            keeps_memory: false,
             reply: |_, _| {},
             cqe: |_, _| {},
             turn: |_, _| {},
@@ -195,6 +198,10 @@ impl Defect for Planted {
             (self.watch.seen, self.watch.found) = (0, 0);
             self.watch.cqs.clear();
         }
+    }
+
+    fn keeps_memory(&self) -> bool {
+        self.keeps_memory
     }
 }
 
@@ -501,4 +508,33 @@ fn hop_limit_of_its_own() {
     };
     let name = "datagram.header_of_ipv6.loopback";
     planted(Planted { turn, ..Planted::default() }, name, "D-UD-06");
+}
+
+#[test]
+fn memory_that_is_kept() {
+    let fails = |name: &str, clause: &str| {
+        planted(Planted { keeps_memory: true, ..Planted::default() }, name, clause);
+    };
+    fails("lost_memory.keys_of_an_mr_that_is_away.loopback", "D-MR-37");
+    fails("lost_memory.local_keys_of_an_mr_that_is_away", "D-MR-37");
+    fails("lost_memory.a_qp_whose_rings_are_away_fails.loopback", "D-RING-40");
+    fails("lost_memory.a_cq_whose_ring_is_away_fails", "D-RING-41");
+    fails("lost_memory.an_srq_whose_ring_is_away_fails", "D-RING-42");
+}
+
+#[test]
+fn srq_of_a_target() {
+    let cqe = |memory: &GuestMemory, at: u64| {
+        add(memory, at + offset_of!(virtio_rdma_ring_cqe, srqn) as u64, 1);
+    };
+    let name = "xrc.messages_name_their_srq.loopback";
+    // The CQE of the send has no SRQ.
+    planted(Planted { cqe, ..Planted::default() }, name, "D-CQ-24");
+    let receives = |memory: &GuestMemory, at: u64| {
+        let opcode: u8 = memory.get(at + offset_of!(virtio_rdma_ring_cqe, opcode) as u64);
+        if opcode & 0x80 != 0 {
+            add(memory, at + offset_of!(virtio_rdma_ring_cqe, srqn) as u64, 100);
+        }
+    };
+    planted(Planted { cqe: receives, ..Planted::default() }, name, "D-XRC-34");
 }

@@ -62,8 +62,8 @@ macro_rules! pass {
 }
 
 pass! {
-    completion configuration connection control datagram management memory options port queue_pair reset ring
-    shared_receive work_request
+    completion configuration connection control datagram lost_memory management memory options port queue_pair reset
+    ring shared_receive work_request xrc
 }
 
 #[test]

@@ -14,6 +14,8 @@ family! {
     required_bits_are_offered One [] [idle]: "D-FEAT-01";
     rings_are_offered One [] [idle]: "D-FEAT-05";
     bits_of_the_transport One [] [idle]: "D-FEAT-15" "D-FEAT-16";
+    no_legacy_interface One [] [idle]: "D-TERM-08";
+    no_migration One [] [idle]: "D-INIT-02";
     features_ok_needs_what_a_bit_requires One [] [idle]: "D-FEAT-02";
     features_ok_needs_one_data_path One [] [idle]: "D-FEAT-12";
     missing_requirements_do_not_count One [] [idle]: "D-FEAT-03";
@@ -23,6 +25,7 @@ family! {
     limits_make_sense One [] [idle]:
         "D-CFG-06" "D-CFG-07" "D-CFG-08" "D-CFG-09" "D-CFG-14" "D-RING-02" "D-PORT-17";
     configuration_is_constant One []: "D-CFG-03";
+    writes_are_ignored One []: "D-CFG-02";
     control_queue_has_entries One [] [idle]: "D-RING-11" "D-RING-03";
 }
 
@@ -53,6 +56,22 @@ fn bits_of_the_transport(t: &mut Bench) -> Outcome {
     let offered = a.port.offered()?;
     a.journal.is("D-FEAT-15", "VIRTIO_F_RING_RESET", offered >> F_RING_RESET & 1, 0)?;
     a.journal.is("D-FEAT-16", "VIRTIO_F_SUSPEND", offered >> F_SUSPEND & 1, 0)
+}
+
+fn no_legacy_interface(t: &mut Bench) -> Outcome {
+    let a = t.a();
+    match a.port.is_legacy()? {
+        None => not_judged("the transport tells no devices with a legacy interface apart"),
+        Some(is_legacy) => a.journal.is("D-TERM-08", "a legacy interface", is_legacy, false),
+    }
+}
+
+fn no_migration(t: &mut Bench) -> Outcome {
+    let a = t.a();
+    match a.port.offers_migration()? {
+        None => not_judged("the transport has no means of migration"),
+        Some(offers) => a.journal.is("D-INIT-02", "means of migration", offers, false),
+    }
 }
 
 /// Checks that FEATURES_OK does not stand for these bits.
@@ -190,6 +209,22 @@ fn configuration_is_constant(t: &mut Bench) -> Outcome {
     (before.fw_ver, after.fw_ver) = (0, 0);
     let (before, after) = (bytes_of(&before), bytes_of(&after));
     a.journal.same_bytes("D-CFG-03", "configuration space", &after, &before)
+}
+
+fn writes_are_ignored(t: &mut Bench) -> Outcome {
+    let a = t.a();
+    for at in [0, 8, CONFIG - 4] {
+        a.journal.step(format!("write of the configuration at {at}"));
+        if !a.port.write_config(at, &[0xff; 4])? {
+            return not_judged("the transport has no way to write the configuration");
+        }
+    }
+    let (mut before, mut after) = (a.config, a.port.config(CONFIG)?);
+    before.fw_ver = 0;
+    let fw_ver = std::mem::offset_of!(virtio_rdma_config, fw_ver);
+    after[fw_ver..fw_ver + size_of_val(&before.fw_ver)].fill(0);
+    let before = bytes_of(&before);
+    a.journal.same_bytes("D-CFG-02", "configuration space", &after, &before)
 }
 
 fn bytes_of(config: &virtio_rdma_config) -> Vec<u8> {

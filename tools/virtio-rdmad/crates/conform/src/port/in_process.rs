@@ -32,6 +32,11 @@ pub trait Defect {
 
     /// Spoils the device of the guest with this number, which has started.
     fn started(&mut self, _number: u8, _device: &Device) {}
+
+    /// Returns whether devices go on in memory that they have lost.
+    fn keeps_memory(&self) -> bool {
+        false
+    }
 }
 
 /// Wakes nobody: the thread of the suite looks for work.
@@ -160,6 +165,14 @@ impl Port for Attached {
         Ok(self.device.features() & !self.network.without | F_VERSION_1)
     }
 
+    fn is_legacy(&mut self) -> Outcome<Option<bool>> {
+        Ok(None)
+    }
+
+    fn offers_migration(&mut self) -> Outcome<Option<bool>> {
+        Ok(None)
+    }
+
     fn queue_count(&mut self) -> Outcome<Option<u16>> {
         Ok(Some(self.device.queue_count()))
     }
@@ -171,6 +184,10 @@ impl Port for Attached {
     fn config(&mut self, len: usize) -> Outcome<Vec<u8>> {
         let config = self.device.config_space();
         Ok(config[..len.min(config.len())].to_vec())
+    }
+
+    fn write_config(&mut self, _: usize, _: &[u8]) -> Outcome<bool> {
+        Ok(false)
     }
 
     /// A transport decides whether FEATURES_OK stands; this one has the rule of the others.
@@ -228,6 +245,16 @@ impl Port for Attached {
             member.queues.clear();
         }
         Ok(())
+    }
+
+    fn set_spare(&mut self, guest: &Memory, is_there: bool) -> Outcome<bool> {
+        let keeps = self.network.defect.borrow().as_ref().is_some_and(|it| it.keeps_memory());
+        if is_there {
+            self.device.set_memory(&guest.map);
+        } else if !keeps {
+            self.device.set_memory(&guest.without_spare());
+        }
+        Ok(true)
     }
 
     fn needs_reset(&mut self) -> Outcome<Option<bool>> {

@@ -11,7 +11,7 @@ use memory::GuestMemory;
 use ring::Layout;
 use testkit::vfio_user::{self as vfio, command, CONFIG, EVENTFD, HEADER, MSIX, TYPE};
 
-use super::attached::{Attach, Memory, Port};
+use super::attached::{Attach, Memory, Port, SPARE};
 use super::wire::{connect, receive, send, word, Signals};
 use crate::outcome::{gone, Outcome};
 
@@ -27,6 +27,9 @@ const ACKNOWLEDGED: u8 = 3;
 const FEATURES_OK: u8 = 8;
 const DRIVER_OK: u8 = 4;
 const NEEDS_RESET: u8 = 0x40;
+/// The PCI device ID, and the first one of a device without a legacy interface (VIRTIO 1.3, section 4.1.2).
+const DEVICE_ID: u64 = 2;
+const MODERN: u16 = 0x1040;
 /// Capabilities of PCI, and the structures of VIRTIO 1.3, section 4.1.4.
 const CAPABILITIES: usize = 0x34;
 const CAP_VENDOR: u8 = 9;
@@ -70,12 +73,17 @@ impl VfioUser {
 impl Attach for VfioUser {
     fn attach(&self, guest: &Memory) -> Outcome<Box<dyn Port>> {
         let link = Link { socket: connect(&self.0)? };
-        link.ask(command::VERSION, &[0; 4], &[])?;
+        // The capabilities are text behind the version.
+        let version = link.ask(command::VERSION, &[0; 4], &[])?;
+        let migrates = String::from_utf8_lossy(&version).contains("\"migration\"");
         let file = guest.file.try_clone().map_err(gone)?;
-        link.ask(command::DMA_MAP, &vfio::dma_map(0, guest.bytes, 0), &[file.as_fd()])?;
+        let spare = guest.bytes - SPARE;
+        link.ask(command::DMA_MAP, &vfio::dma_map(0, spare, 0), &[file.as_fd()])?;
+        link.ask(command::DMA_MAP, &vfio::dma_map(spare, SPARE, spare), &[file.as_fd()])?;
         let pci = Pci::find(&link)?;
         let signals = Signals::new(std::iter::empty());
-        let port = Client { link, pci, _file: file, signals, notify: BTreeMap::new() };
+        let notify = BTreeMap::new();
+        let port = Client { link, pci, file, spare, has_spare: true, migrates, signals, notify };
         Ok(Box::new(port))
     }
 
@@ -184,13 +192,33 @@ impl Pci {
 struct Client {
     link: Link,
     pci: Pci,
-    _file: OwnedFd,
+    /// The file of the memory.
+    file: OwnedFd,
+    /// The address of the memory that the device can lose, and whether it has it.
+    spare: u64,
+    has_spare: bool,
+    /// Whether the device says that it can be migrated.
+    migrates: bool,
     signals: Signals,
     /// The offsets at which queues are kicked.
     notify: BTreeMap<u16, u64>,
 }
 
 impl Client {
+    /// Takes the memory that the device can lose, or gives it back.
+    fn map_spare(&mut self, is_there: bool) -> Outcome {
+        if self.has_spare == is_there {
+            return Ok(());
+        }
+        self.has_spare = is_there;
+        if is_there {
+            let map = vfio::dma_map(self.spare, SPARE, self.spare);
+            return self.link.ask(command::DMA_MAP, &map, &[self.file.as_fd()]).map(|_| ());
+        }
+        let unmap = vfio::dma_unmap(self.spare, SPARE);
+        self.link.ask(command::DMA_UNMAP, &unmap, &[]).map(|_| ())
+    }
+
     fn get(&self, at: u64, len: usize) -> Outcome<Vec<u8>> {
         self.link.read(self.pci.common.bar, self.pci.common.offset + at, len)
     }
@@ -248,6 +276,15 @@ impl Port for Client {
         Ok(offered)
     }
 
+    fn is_legacy(&mut self) -> Outcome<Option<bool>> {
+        let id = self.link.read(CONFIG, DEVICE_ID, 2)?;
+        Ok(Some(u16::from_le_bytes([id[0], id[1]]) < MODERN))
+    }
+
+    fn offers_migration(&mut self) -> Outcome<Option<bool>> {
+        Ok(Some(self.migrates))
+    }
+
     fn queue_count(&mut self) -> Outcome<Option<u16>> {
         Ok(Some(self.short(common::NUM_QUEUES)?))
     }
@@ -259,6 +296,11 @@ impl Port for Client {
 
     fn config(&mut self, len: usize) -> Outcome<Vec<u8>> {
         self.link.read(self.pci.device.bar, self.pci.device.offset, len)
+    }
+
+    fn write_config(&mut self, at: usize, bytes: &[u8]) -> Outcome<bool> {
+        self.link.write(self.pci.device.bar, self.pci.device.offset + at as u64, bytes)?;
+        Ok(true)
     }
 
     fn negotiate(&mut self, features: u64) -> Outcome<Option<bool>> {
@@ -305,7 +347,12 @@ impl Port for Client {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
+        self.map_spare(true)
+    }
+
+    fn set_spare(&mut self, _: &Memory, is_there: bool) -> Outcome<bool> {
+        self.map_spare(is_there)?;
+        Ok(true)
     }
 
     fn needs_reset(&mut self) -> Outcome<Option<bool>> {

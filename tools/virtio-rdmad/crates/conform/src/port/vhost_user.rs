@@ -12,7 +12,7 @@ use ring::Layout;
 use testkit::socket::longs;
 use testkit::vhost_user::{self as vhost, request, HEADER, REPLY, VERSION};
 
-use super::attached::{Attach, Memory, Port};
+use super::attached::{Attach, Memory, Port, SPARE};
 use super::wire::{connect, long, receive, send, word, Signals};
 use crate::outcome::{gone, Outcome};
 
@@ -29,8 +29,12 @@ const P_REPLY_ACK: u64 = 1 << 3;
 const P_CONFIG: u64 = 1 << 9;
 const P_RESET_DEVICE: u64 = 1 << 13;
 const P_STATUS: u64 = 1 << 16;
-/// The number of SET_OWNER.
+/// The protocol features of migration.
+const P_LOG_SHMFD: u64 = 1 << 1;
+const P_DEVICE_STATE: u64 = 1 << 19;
+/// The numbers of SET_OWNER and SET_CONFIG.
 const SET_OWNER: u32 = 3;
+const SET_CONFIG: u32 = 25;
 /// The driver's bits of the device status (VIRTIO 1.3, section 2.1).
 const ACKNOWLEDGED: u64 = 3;
 const FEATURES_OK: u64 = 8;
@@ -61,6 +65,7 @@ impl Attach for VhostUser {
             offered: 0,
             accepted: 0,
             protocol: 0,
+            all_protocol: 0,
             signals,
         };
         port.greet()?;
@@ -80,6 +85,8 @@ struct FrontEnd {
     offered: u64,
     accepted: u64,
     protocol: u64,
+    /// All protocol features that the device offers.
+    all_protocol: u64,
     signals: Signals,
 }
 
@@ -89,7 +96,8 @@ impl FrontEnd {
         self.offered = self.ask(request::GET_FEATURES)?;
         if self.offered & F_PROTOCOL_FEATURES != 0 {
             let known = P_MQ | P_REPLY_ACK | P_CONFIG | P_RESET_DEVICE | P_STATUS;
-            self.protocol = self.ask(request::GET_PROTOCOL_FEATURES)? & known;
+            self.all_protocol = self.ask(request::GET_PROTOCOL_FEATURES)?;
+            self.protocol = self.all_protocol & known;
             self.tell(request::SET_PROTOCOL_FEATURES, &longs(&[self.protocol]), &[])?;
         }
         self.tell(SET_OWNER, &[], &[])
@@ -111,6 +119,12 @@ impl FrontEnd {
             return Ok(());
         }
         Err(gone(format!("the device refuses request {number} of vhost-user")))
+    }
+
+    /// Gives the device the first bytes of the memory.
+    fn set_memory(&self, bytes: u64) -> Outcome {
+        let table = vhost::table(&vhost::region(0, bytes, USER, 0));
+        self.tell(request::SET_MEM_TABLE, &table, &[self.file.as_fd()])
     }
 
     /// Sends a request whose answer is a number.
@@ -160,6 +174,15 @@ impl Port for FrontEnd {
         Ok(self.offered & !(F_PROTOCOL_FEATURES | F_LOG_ALL))
     }
 
+    fn is_legacy(&mut self) -> Outcome<Option<bool>> {
+        Ok(None)
+    }
+
+    fn offers_migration(&mut self) -> Outcome<Option<bool>> {
+        let logs = self.offered & F_LOG_ALL != 0;
+        Ok(Some(logs || self.all_protocol & (P_LOG_SHMFD | P_DEVICE_STATE) != 0))
+    }
+
     fn queue_count(&mut self) -> Outcome<Option<u16>> {
         if !self.has(P_MQ) {
             return Ok(None);
@@ -183,6 +206,13 @@ impl Port for FrontEnd {
         config.map(<[u8]>::to_vec).ok_or_else(|| gone("a short answer to GET_CONFIG"))
     }
 
+    fn write_config(&mut self, at: usize, bytes: &[u8]) -> Outcome<bool> {
+        let words = [at, bytes.len(), 0].map(|word| word as u32);
+        let payload = [&testkit::socket::words(&words), bytes].concat();
+        self.tell(SET_CONFIG, &payload, &[])?;
+        Ok(true)
+    }
+
     fn negotiate(&mut self, features: u64) -> Outcome<Option<bool>> {
         self.accepted = features | self.offered & F_PROTOCOL_FEATURES;
         self.set_status(ACKNOWLEDGED)?;
@@ -198,8 +228,7 @@ impl Port for FrontEnd {
     }
 
     fn start(&mut self, _: &GuestMemory, queues: &BTreeMap<u16, Layout>) -> Outcome {
-        let table = vhost::table(&vhost::region(0, self.bytes, USER, 0));
-        self.tell(request::SET_MEM_TABLE, &table, &[self.file.as_fd()])?;
+        self.set_memory(self.bytes)?;
         self.signals = Signals::new(queues.keys().copied());
         for (index, layout) in queues {
             self.set_up(*index, layout)?;
@@ -238,6 +267,12 @@ impl Port for FrontEnd {
         }
         // The answer says that the device has done what was sent before.
         self.ask(request::GET_FEATURES).map(|_| ())
+    }
+
+    fn set_spare(&mut self, guest: &Memory, is_there: bool) -> Outcome<bool> {
+        self.set_memory(if is_there { guest.bytes } else { guest.bytes - SPARE })?;
+        // The answer says that the device has done what was sent before.
+        self.ask(request::GET_FEATURES).map(|_| true)
     }
 
     fn needs_reset(&mut self) -> Outcome<Option<bool>> {
