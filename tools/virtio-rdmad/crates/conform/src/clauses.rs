@@ -15,6 +15,7 @@ mod queue_pair;
 mod reset;
 mod ring;
 mod shared_receive;
+mod virtqueues;
 mod work_request;
 mod xrc;
 
@@ -39,5 +40,6 @@ pub fn families() -> Vec<&'static [Test]> {
         xrc::TESTS,
         management::TESTS,
         options::TESTS,
+        virtqueues::TESTS,
     ]
 }

@@ -26,6 +26,8 @@ pub const NOWHERE: u64 = 1 << 45;
 const FIRST: u64 = 0x1_0000;
 /// The most entries of a virtqueue that are used.
 const ENTRIES: u16 = 64;
+/// The most virtqueues that are set up.
+const MOST_QUEUES: u32 = 1024;
 /// The control queue.
 const CONTROL: u16 = 0;
 /// The bytes that are written by nobody, behind buffers that the device writes to.
@@ -158,8 +160,25 @@ impl Driver {
                 got,
             ));
         }
+        self.set_up(3 + vectors)?;
+        self.fill_event_queues()
+    }
+
+    /// Sets up the virtqueues of a driver that has agreed on VIRTIO_RDMA_F_VIRTQUEUES and not on events, and starts the
+    /// device.
+    pub fn start_virtqueues(&mut self) -> Outcome {
+        self.journal.step("virtqueues");
+        let count = self.config.max_cq.saturating_add(self.config.max_qp.saturating_mul(2));
+        if count == 0 || count > MOST_QUEUES {
+            return not_judged("the suite sets up 1024 virtqueues at most");
+        }
+        self.set_up(1 + count as u16)
+    }
+
+    /// Sets so many virtqueues up, and starts the device.
+    fn set_up(&mut self, count: u16) -> Outcome {
         let mut layouts = BTreeMap::new();
-        for index in 0..3 + vectors {
+        for index in 0..count {
             let most = self.port.queue_max_size(index)?.unwrap_or(ENTRIES);
             if most == 0 {
                 let what = format!("size of virtqueue {index}");
@@ -171,8 +190,7 @@ impl Driver {
         self.queues =
             layouts.iter().map(|(index, layout)| (*index, Queue::new(*index, *layout))).collect();
         self.journal.step("DRIVER_OK");
-        self.port.start(&self.memory.map, &layouts)?;
-        self.fill_event_queues()
+        self.port.start(&self.memory.map, &layouts)
     }
 
     /// Adds the GID of the device as entry 0.

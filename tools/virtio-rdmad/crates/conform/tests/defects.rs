@@ -428,6 +428,8 @@ fn bits_that_are_missing() {
     let required = "configuration.required_bits_are_offered";
     fails(&without(VIRTIO_RDMA_F_SRQ), required, "D-FEAT-01");
     fails(&without(VIRTIO_RDMA_F_RINGS), "configuration.rings_are_offered", "D-FEAT-05");
+    let limits = "virtqueues.limits_of_no_virtqueues";
+    fails(&without(VIRTIO_RDMA_F_VIRTQUEUES), limits, "D-VQ-04");
 }
 
 #[test]

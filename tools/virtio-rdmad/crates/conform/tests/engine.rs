@@ -63,7 +63,7 @@ macro_rules! pass {
 
 pass! {
     completion configuration connection control datagram lost_memory management memory options port queue_pair reset
-    ring shared_receive work_request xrc
+    ring shared_receive virtqueues work_request xrc
 }
 
 #[test]

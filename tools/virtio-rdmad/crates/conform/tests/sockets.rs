@@ -218,7 +218,16 @@ fn judge(devices: Vec<Box<dyn Attach>>, families: &[&str]) -> Vec<Finding> {
     findings
 }
 
-const FAMILIES: [&str; 6] = ["configuration", "control", "port", "completion", "datagram", "reset"];
+const FAMILIES: [&str; 8] = [
+    "configuration",
+    "control",
+    "port",
+    "completion",
+    "datagram",
+    "lost_memory",
+    "reset",
+    "virtqueues",
+];
 
 /// Returns the runs that judge nothing.
 fn left_out(findings: &[Finding]) -> Vec<(&str, &str)> {
