@@ -10,7 +10,7 @@ use memory::{GuestMemory, GuestRegion, MapError, Share, ShareError};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, ConnectionState, Error, Faults, Limits, Message, Protocol, QueueSetup,
+    Backend, Change, ConnectionState, Deed, Error, Faults, Limits, Message, Protocol, QueueSetup,
     ResumeError, Server,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -390,6 +390,7 @@ impl VfioUser {
             command::REGION_READ => self.region_read(payload, backend),
             command::REGION_WRITE => self.region_write(payload, backend),
             command::DEVICE_RESET => {
+                backend.note(Deed::Reset);
                 self.reset(backend);
                 Ok(Vec::new())
             }
@@ -639,13 +640,15 @@ impl VfioUser {
             return vec![0; len];
         }
         if let Some(at) = pci::COMMON.hit(offset, len) {
+            self.registers.deed_of_read(at, len).into_iter().for_each(|deed| backend.note(deed));
             return self.registers.read(at, len);
         }
         if pci::ISR.hit(offset, len).is_some() {
             return vec![self.interrupts.take_isr()];
         }
-        let config = pci::DEVICE.hit(offset, len).and_then(|at| backend.config().get(at..at + len));
-        config.map_or_else(|| vec![0; len], <[u8]>::to_vec)
+        let Some(at) = pci::DEVICE.hit(offset, len) else { return vec![0; len] };
+        backend.note(Deed::ReadConfig { offset: at, len });
+        backend.config().get(at..at + len).map_or_else(|| vec![0; len], <[u8]>::to_vec)
     }
 
     /// Writes to a BAR. A write that means nothing is ignored, as on PCI, and counted. It is the guest's mistake: a
@@ -673,6 +676,7 @@ impl VfioUser {
             return Err(Fault::Register);
         };
         self.note(Change::Bytes);
+        self.registers.deed_of_write(at, data).into_iter().for_each(|deed| backend.note(deed));
         match self.registers.write(at, data, |features| backend.accepts(features)) {
             Action::None => Ok(()),
             Action::Refused => Err(Fault::Register),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ring::{Layout, Signal as _};
 use serde::{Deserialize, Serialize};
-use virtio_transport::{QueueSetup, ResumeError};
+use virtio_transport::{Deed, QueueSetup, ResumeError};
 
 use crate::interrupt::{Interrupts, Vector, NO_VECTOR};
 
@@ -293,6 +293,22 @@ impl Registers {
             }
         }
         image.get(at..at + len).map_or_else(|| vec![0; len], <[u8]>::to_vec)
+    }
+
+    /// Returns what a driver does that reads bytes at an offset, if that is more than a look at a register.
+    pub fn deed_of_read(&self, at: usize, len: usize) -> Option<Deed> {
+        (at..at + len).contains(&field::STATUS).then_some(Deed::ReadStatus(self.status))
+    }
+
+    /// Returns what a driver does that writes a register, if that is more than a value of the register.
+    pub fn deed_of_write(&self, at: usize, data: &[u8]) -> Option<Deed> {
+        match (at, data) {
+            (field::STATUS, &[status]) => {
+                Some(Deed::WriteStatus { status, features: self.accepted })
+            }
+            (field::QUEUE_ENABLE, &[1, 0]) => Some(Deed::EnableQueue(self.queue_select)),
+            _ => None,
+        }
     }
 
     /// Writes a register. An access must have the width of its register. `accepts`: whether the device lets the driver

@@ -9,7 +9,7 @@ use memory::{GuestMemory, GuestRegion, MapError, Share};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, ConnectionState, Error, Faults, Limits, Message, Protocol, QueueSetup,
+    Backend, Change, ConnectionState, Deed, Error, Faults, Limits, Message, Protocol, QueueSetup,
     ResumeError, Server,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -371,6 +371,9 @@ impl VhostUser {
     }
 
     fn set_status(&mut self, status: u64, backend: &mut dyn Backend) {
+        if let Ok(status) = u8::try_from(status) {
+            backend.note(Deed::WriteStatus { status, features: self.features });
+        }
         if status == 0 {
             self.reset(backend);
         }

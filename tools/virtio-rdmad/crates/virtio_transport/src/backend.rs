@@ -23,6 +23,31 @@ pub struct QueueSetup {
     pub signal: Arc<dyn Signal>,
 }
 
+/// Something that a driver does and that its transport handles by itself.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Deed {
+    /// It reads bytes of the device-specific configuration space.
+    ReadConfig {
+        /// The first byte.
+        offset: usize,
+        /// The number of bytes.
+        len: usize,
+    },
+    /// It reads the device status.
+    ReadStatus(u8),
+    /// It writes the device status.
+    WriteStatus {
+        /// The status that it writes, which need not be the one that the device then has.
+        status: u8,
+        /// The feature bits that it has accepted so far, those of the transport among them.
+        features: u64,
+    },
+    /// It enables a queue.
+    EnableQueue(u16),
+    /// Its VMM resets the device.
+    Reset,
+}
+
 /// A virtio device, as its transport sees it. Nothing here may wait for a guest or a VMM.
 pub trait Backend {
     /// Returns the device-specific feature bits that the device has; the transport adds its own.
@@ -44,6 +69,12 @@ pub trait Backend {
     /// Takes the feature bits that the driver has agreed on, before the first queue starts. A reset that is not done
     /// comes to its end before.
     fn set_features(&mut self, features: u64);
+
+    /// Learns what the driver does at the transport, as far as the protocol has it: with vhost-user, the VMM reads the
+    /// configuration space for the driver and enables all queues, and need not pass the status on.
+    fn note(&mut self, deed: Deed) {
+        let _ = deed;
+    }
 
     /// Returns the device-specific configuration space.
     fn config(&self) -> &[u8];

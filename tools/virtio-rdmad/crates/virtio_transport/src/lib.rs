@@ -21,7 +21,7 @@ mod fault;
 mod journal;
 mod server;
 
-pub use backend::{Backend, QueueSetup};
+pub use backend::{Backend, Deed, QueueSetup};
 pub use channel::{Message, MAX_DESCRIPTORS};
 pub use error::Error;
 pub use fault::Faults;
