@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The device: the engine, and between it and the guest the proxies that spoil what passes.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_config, VIRTIO_RDMA_F_RINGS};
 use engine::{Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Next, Paths};
 use memory::{GuestMemory, GuestRegion};
-use ring::Chain;
+use ring::{Chain, RingError};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::io::Errno;
-use virtio_transport::{Backend, QueueSetup};
+use virtio_transport::{Backend, Deed, QueueSetup};
 
 use crate::events::{Events, Source};
 use crate::proxy::{Proxy, STRIDE};
 use crate::rings::{Rings, SLOT};
 use crate::rule::{Config, Forgery, Order, Role, Rule};
+use crate::watch::Watch;
 
 /// The guest address at which the engine sees its rings. No guest has memory there.
 const SHADOW: u64 = 1 << 56;
@@ -28,6 +31,8 @@ const BUDGET: u32 = 64;
 const PATIENCE: Duration = Duration::from_millis(1);
 /// The most buffers of one queue that are forged in a turn.
 const FORGERIES: u32 = 1024;
+/// The most bytes of a request or a reply that are looked at. No structure is longer.
+const LONGEST: usize = 4096;
 
 /// Wakes nobody: there is one thread, which looks for work after every message anyway.
 struct NoWake;
@@ -38,7 +43,10 @@ impl engine::Wake for NoWake {
 
 /// A queue, and what is still to be forged in it.
 struct Place {
+    index: u16,
     proxy: Proxy,
+    /// Whether the driver has made a chain available that cannot be followed.
+    is_broken: bool,
     forgeries: Vec<Forgery>,
     held: Vec<Held>,
 }
@@ -54,6 +62,14 @@ struct Held {
 }
 
 impl Place {
+    /// Tells the watch of a chain that cannot be followed, once.
+    fn note_error(&mut self, watch: &mut dyn Watch, index: u16, error: &RingError) {
+        tracing::debug!(index, %error, "taking buffers");
+        if !std::mem::replace(&mut self.is_broken, true) {
+            watch.malformed(index, error);
+        }
+    }
+
     /// Gives a buffer back, and then the buffers that waited for it.
     fn push(&mut self, id: u32, written: u32) -> Result<(), memory::MemoryError> {
         self.proxy.push(id, written)?;
@@ -68,8 +84,43 @@ impl Place {
     }
 }
 
+/// What a device is made with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The limits.
+    pub limits: Limits,
+    /// The MAC address of the guest's network interface.
+    pub mac: Option<[u8; 6]>,
+    /// Whether the device offers rings.
+    pub rings: bool,
+    /// Whether completions in rings go to the guest as they are: no rule applies to them then.
+    pub direct: bool,
+    /// The feature bits that it offers too, and does nothing about.
+    pub with: u64,
+    /// The feature bits that it does not offer.
+    pub without: u64,
+}
+
+impl Settings {
+    /// Returns the settings of a device that offers all that it has.
+    pub fn new(is_vfio: bool, mac: Option<[u8; 6]>) -> Self {
+        let limits = if is_vfio { Limits::default() } else { Limits::for_64_queues() };
+        let small = Limits { ring_qp: 95, ring_cq: 64, max_srq: 64, ring_wr: 1024, ..limits };
+        let limits = Limits { ring_cqe: 4096, ..small };
+        Self { limits, mac, rings: true, direct: false, with: 0, without: 0 }
+    }
+
+    /// Returns the feature bits that the device offers, without those of the transport.
+    pub fn offered(&self) -> u64 {
+        let Self { limits, mac, rings, with, without, .. } = self;
+        let fabric = Fabric::new(FabricConfig { random: || 0, ..FabricConfig::default() });
+        (engine_of(&fabric, limits.clone(), *mac, *rings).features() | with) & !without
+    }
+}
+
 /// The device.
 pub struct Hostile {
+    watch: Rc<RefCell<dyn Watch>>,
     engine: Arc<Device>,
     /// The device-specific feature bits that are offered.
     features: u64,
@@ -85,6 +136,8 @@ pub struct Hostile {
     /// The guest's memory and the engine's rings, from the first queue's start to the reset.
     memory: Option<GuestMemory>,
     places: BTreeMap<u16, Place>,
+    /// The requests that the engine takes from the control queue itself, by the heads of their chains.
+    requests: BTreeMap<u16, Vec<u8>>,
     kicks: Vec<Arc<OwnedFd>>,
     /// Whether the front end has stopped queues: the guest's memory may not be touched.
     is_frozen: bool,
@@ -96,26 +149,20 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Makes a device that behaves. With `direct`, no rule applies to completions in rings.
-    pub fn new(
-        limits: Limits,
-        mac: Option<[u8; 6]>,
-        rings: bool,
-        direct: bool,
+    /// Makes a device that behaves.
+    pub(crate) fn new(
+        settings: Settings,
+        watch: Rc<RefCell<dyn Watch>>,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
+        let Settings { limits, mac, rings, direct, with, without } = settings;
         let fabric = Fabric::new(FabricConfig { random: || 0, ..FabricConfig::default() });
-        let name = "hostile".to_owned();
-        let wake = Arc::new(NoWake);
-        let limits_of_engine = limits.clone();
-        let policy = DevicePolicy::default();
-        let paths = Paths { rings, virtqueues: true };
-        let config = DeviceConfig { name, mac, limits: limits_of_engine, policy, paths, wake };
-        let engine = fabric.add_device(config);
+        let engine = engine_of(&fabric, limits.clone(), mac, rings);
         let shadow = memfd_create("rings", MemfdFlags::CLOEXEC)?;
         ftruncate(&shadow, shadow_len(&engine, &limits))?;
-        let features = engine.features();
+        let features = (engine.features() | with) & !without;
         Ok(Self {
+            watch,
             config: config_space(&engine, features),
             features,
             direct,
@@ -126,6 +173,7 @@ impl Hostile {
             events,
             memory: None,
             places: BTreeMap::new(),
+            requests: BTreeMap::new(),
             kicks: Vec::new(),
             is_frozen: false,
             rules: Vec::new(),
@@ -133,12 +181,6 @@ impl Hostile {
             resets: 0,
             needs_reset: false,
         })
-    }
-
-    /// Offers the feature bits in `with` too, and those in `without` no more.
-    pub fn offer(&mut self, with: u64, without: u64) {
-        self.features = (self.features | with) & !without;
-        self.config = config_space(&self.engine, self.features);
     }
 
     /// Returns how often a rule was applied.
@@ -242,20 +284,19 @@ impl Hostile {
         if self.is_frozen {
             return (false, Next::Idle);
         }
+        self.look(|watch, memory| watch.before(memory));
+        let result = self.work();
+        self.look(|watch, memory| watch.after(memory));
+        result
+    }
+
+    /// Does what [`Self::turn`] says, between the two looks of the watch.
+    fn work(&mut self) -> (bool, Next) {
         let answers = self.commands();
         let mut moved = !answers.is_empty();
         // The commands of a guest with rings are done already.
         let first = usize::from(self.rings.is_some());
-        for (index, place) in self.places.iter_mut().skip(first) {
-            match place.proxy.forward() {
-                Ok(true) => {
-                    self.engine.kick(*index);
-                    moved = true;
-                }
-                Ok(false) => {}
-                Err(error) => tracing::debug!(index, %error, "taking buffers"),
-            }
-        }
+        moved |= self.forward(first);
         let next = self.engine.run(BUDGET);
         let waiting = self.pass_rings();
         moved |= self.give_all_back(&answers);
@@ -268,6 +309,38 @@ impl Hostile {
             _ if waiting => (false, Next::At(soon)),
             _ => (false, next),
         }
+    }
+
+    /// Lets the watch look at memory.
+    fn look(&self, look: impl FnOnce(&mut dyn Watch, &GuestMemory)) {
+        if let Some(memory) = &self.memory {
+            look(&mut *self.watch.borrow_mut(), memory);
+        }
+    }
+
+    /// Passes on what the driver made available in all queues from this one on. Returns whether that was anything.
+    fn forward(&mut self, first: usize) -> bool {
+        let Some(memory) = &self.memory else { return false };
+        let (watch, mut any) = (&mut *self.watch.borrow_mut(), false);
+        for (index, place) in self.places.iter_mut().skip(first) {
+            let moved = place.proxy.forward(|chain| {
+                watch.available(*index, chain);
+                if *index == 0 {
+                    let request = bytes_of(chain);
+                    watch.request(memory, &request, chain.writable_len());
+                    self.requests.insert(chain.head, request);
+                }
+            });
+            match moved {
+                Ok(true) => {
+                    self.engine.kick(*index);
+                    any = true;
+                }
+                Ok(false) => {}
+                Err(error) => place.note_error(watch, *index, &error),
+            }
+        }
+        any
     }
 
     /// Gives back what the engine has used, and the replies of commands. Returns whether there was
@@ -300,18 +373,21 @@ impl Hostile {
             return answers;
         };
         loop {
+            let watch = &mut *self.watch.borrow_mut();
             let chain = match place.proxy.take() {
                 Ok(Some(chain)) => chain,
                 Ok(None) => return answers,
                 Err(error) => {
-                    tracing::debug!(%error, "taking commands");
+                    place.note_error(watch, 0, &error);
                     return answers;
                 }
             };
-            let mut request = vec![0; chain.readable_len()];
-            let mut reply = vec![0; chain.writable_len()];
-            let read = chain.read(&mut request).unwrap_or(0);
-            let written = rings.command(&self.engine, memory, &request[..read], &mut reply);
+            watch.available(0, &chain);
+            let request = bytes_of(&chain);
+            let mut reply = vec![0; chain.writable_len().min(LONGEST)];
+            watch.request(memory, &request, chain.writable_len());
+            let written = rings.command(&self.engine, memory, &request, &mut reply);
+            watch.reply(memory, &request, &reply[..written]);
             let written = chain.write(&reply[..written]).unwrap_or(0);
             answers.push((chain, written));
         }
@@ -371,6 +447,7 @@ impl Hostile {
         chain: &Chain,
         written: u32,
     ) -> Result<(), memory::MemoryError> {
+        self.show_returned(role, place.index, chain, written);
         let mut command = [0];
         let read = chain.read(&mut command);
         let is_it = |wanted| read == Ok(1) && command[0] == wanted;
@@ -383,6 +460,24 @@ impl Hostile {
             Some(rule) => self.spoil(&rule, place, chain, written),
             None => place.push(chain.head.into(), written),
         }
+    }
+
+    /// Lets the watch see a buffer that is given back, and with it the reply to a request that the engine has taken.
+    fn show_returned(&mut self, role: Role, index: u16, chain: &Chain, written: u32) {
+        let Some(memory) = &self.memory else { return };
+        let watch = &mut *self.watch.borrow_mut();
+        let request = if role == Role::Control { self.requests.remove(&chain.head) } else { None };
+        if let Some(request) = request {
+            let mut reply = vec![0; (written as usize).min(LONGEST)];
+            let read = chain.writable().first().map(|buffer| {
+                reply.truncate(buffer.len as usize);
+                memory.read(buffer.addr, &mut reply)
+            });
+            if read == Some(Ok(())) {
+                watch.reply(memory, &request, &reply);
+            }
+        }
+        watch.returned(memory, index, chain);
     }
 
     fn give_back(&mut self, role: Role, place: &mut Place) -> Result<bool, memory::MemoryError> {
@@ -492,10 +587,29 @@ impl Hostile {
         let shadow = SHADOW + STRIDE * u64::from(index);
         let (proxy, ring, wanted) = Proxy::new(memory, layout, base, shadow, signal)
             .map_err(|error| format!("queue {index}: {error}"))?;
-        self.places.insert(index, Place { proxy, forgeries: Vec::new(), held: Vec::new() });
+        self.watch.borrow_mut().start(memory, index, &layout);
+        let (forgeries, held) = (Vec::new(), Vec::new());
+        self.places.insert(index, Place { index, proxy, is_broken: false, forgeries, held });
         self.engine.set_queue(index, ring, wanted);
         Ok(())
     }
+}
+
+/// Makes the engine's device.
+fn engine_of(fabric: &Fabric, limits: Limits, mac: Option<[u8; 6]>, rings: bool) -> Arc<Device> {
+    let name = "hostile".to_owned();
+    let wake = Arc::new(NoWake);
+    let policy = DevicePolicy::default();
+    let paths = Paths { rings, virtqueues: true };
+    fabric.add_device(DeviceConfig { name, mac, limits, policy, paths, wake })
+}
+
+/// Returns the device-readable bytes of a chain.
+fn bytes_of(chain: &Chain) -> Vec<u8> {
+    let mut bytes = vec![0; chain.readable_len().min(LONGEST)];
+    let read = chain.read(&mut bytes).unwrap_or(0);
+    bytes.truncate(read);
+    bytes
 }
 
 /// Returns the configuration space of an honest device that offers these feature bits.
@@ -525,7 +639,14 @@ impl Backend for Hostile {
         abi::is_agreement(features)
     }
 
+    fn note(&mut self, deed: Deed) {
+        self.watch.borrow_mut().note(deed);
+    }
+
+    /// With vhost-user a driver may have accepted a bit without those that it requires.
     fn set_features(&mut self, features: u64) {
+        self.watch.borrow_mut().agree(features, &self.config);
+        let features = abi::closed(features);
         self.engine.set_driver_features(features);
         let base = SHADOW + queues_len(&self.engine);
         let rings = features & self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
@@ -560,6 +681,7 @@ impl Backend for Hostile {
             Ok(memory) => {
                 self.engine.set_memory(&memory);
                 self.rings.iter_mut().for_each(|rings| rings.set_memory(&memory));
+                self.watch.borrow_mut().set_memory(&memory);
                 self.memory = Some(memory);
             }
             Err(error) => tracing::warn!(error, "a change of memory"),
@@ -586,7 +708,9 @@ impl Backend for Hostile {
         self.forget_kicks();
         self.is_frozen = false;
         self.places.clear();
+        self.requests.clear();
         self.rings.iter_mut().for_each(Rings::clear);
+        self.watch.borrow_mut().reset();
         self.engine.reset();
         self.memory = None;
     }
@@ -615,7 +739,8 @@ mod tests {
         let memory = GuestMemory::default().with_region(&region).unwrap();
         let layout = Layout { size: 8, desc: 0, avail: 0x1000, used: 0x2000, event_idx: false };
         let events = Arc::new(Events::new().unwrap());
-        let mut device = Hostile::new(Limits::for_64_queues(), None, true, false, events).unwrap();
+        let watch = Rc::new(RefCell::new(crate::Blind));
+        let mut device = Hostile::new(Settings::new(false, None), watch, events).unwrap();
         let setup = || {
             let signal = Arc::new(Silent);
             vec![QueueSetup { index: 0, layout, base: 0, kick: None, signal }]

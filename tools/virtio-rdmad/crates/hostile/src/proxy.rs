@@ -114,12 +114,13 @@ impl Proxy {
         self.guest.pop()
     }
 
-    /// Passes on what the driver made available. Returns whether that was anything.
-    pub fn forward(&mut self) -> Result<bool, RingError> {
+    /// Shows what the driver made available, and passes it on. Returns whether that was anything.
+    pub fn forward(&mut self, mut show: impl FnMut(&Chain)) -> Result<bool, RingError> {
         let mut moved = false;
         while let Some(chain) = self.guest.pop()? {
             let at = ENTRIES + 2 * usize::from(self.next_avail & (self.size - 1));
             self.avail.store_u16(at, chain.head, Ordering::Relaxed)?;
+            show(&chain);
             self.set_next_avail(self.next_avail.wrapping_add(1))?;
             self.chains.insert(chain.head, chain);
             moved = true;
