@@ -84,7 +84,7 @@ impair: ## build/virtio-rdma-impair, a network cable that loses and changes pack
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdma-impair $(build)/virtio-rdma-impair
 
 .PHONY: conform
-conform: ## build/virtio-rdma-conform, which judges a device by the clauses of the specification
+conform: ## build/virtio-rdma-conform, which judges devices and drivers by the clauses of the specification
 	@mkdir -p $(build)
 	@$(device_cargo) cargo build --release --locked -p conform
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdma-conform $(build)/virtio-rdma-conform

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Judges a virtio-rdma device by the clauses of the specification.
+//! Judges a virtio-rdma device, or the driver of one, by the clauses of the specification.
 //!
-//! The suite is the VMM and the driver of the device. It believes nothing that the device says:
+//! [`observer`] judges drivers. The rest judges devices: the suite is the VMM and the driver of the device. It believes nothing that the device says:
 //! each wait ends, and each length and each reserved byte is checked. From the bottom:
 //!
 //! * `outcome` and `journal`: how a test ends, and what it has judged
@@ -30,6 +30,7 @@ mod clauses;
 pub mod driver;
 pub mod journal;
 pub mod objects;
+pub mod observer;
 pub mod outcome;
 pub mod port;
 mod queue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! `virtio-rdma-conform`: judges a virtio-rdma device by the clauses of the specification.
+//! `virtio-rdma-conform`: judges a virtio-rdma device, or a driver, by the clauses of the specification.
 
 #![forbid(unsafe_code)]
 
@@ -9,12 +9,14 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{value_parser, Args, Parser, Subcommand};
+use conform::observer::observe;
 use conform::port::{Attach, InProcess, Network, VfioUser, VhostUser};
 use conform::report::Report;
 use conform::suite::{all, Run, Settings, Suite};
+use hostile::{End, Settings as Offer, Socket};
 use regex::Regex;
 
 type Error = Box<dyn std::error::Error>;
@@ -31,6 +33,8 @@ struct Options {
 enum Side {
     /// Judges a device, as the VMM and the driver of it.
     Device(Device),
+    /// Judges a driver, as the device that it finds.
+    Driver(Driver),
 }
 
 #[derive(Args, Debug)]
@@ -61,6 +65,62 @@ struct Device {
     /// The GIDs that the devices may use, as IPv6 addresses.
     #[arg(long, value_name = "GID", num_args = 2, default_values = ["::ffff:10.0.0.1", "::ffff:10.0.0.2"])]
     gid: Vec<Ipv6Addr>,
+}
+
+#[derive(Args, Debug)]
+struct Driver {
+    #[command(flatten)]
+    place: Place,
+
+    /// Writes everything that was found to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Ends when the VMM disconnects.
+    #[arg(long)]
+    until_disconnect: bool,
+
+    /// Ends after this time.
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=86400))]
+    seconds: Option<u64>,
+
+    /// The seconds within which a doorbell, and a buffer for events, must come.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
+    patience: u64,
+
+    /// The MAC address of the guest's network interface.
+    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
+    mac: Option<Mac>,
+
+    /// Does not offer these feature bits.
+    #[arg(long, value_name = "BIT", value_delimiter = ',', value_parser = value_parser!(u32).range(0..64))]
+    without: Vec<u32>,
+
+    /// Offers these feature bits too, and does nothing about them.
+    #[arg(long, value_name = "BIT", value_delimiter = ',', value_parser = value_parser!(u32).range(0..64))]
+    with: Vec<u32>,
+}
+
+/// The socket at which the VMM finds the device.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Place {
+    /// Waits for a VMM that speaks vhost-user.
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<PathBuf>,
+
+    /// Waits for a VMM that speaks vfio-user.
+    #[arg(long, value_name = "PATH")]
+    vfio_user: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mac([u8; 6]);
+
+fn parse_mac(text: &str) -> Result<Mac, String> {
+    let bytes: Result<Vec<u8>, _> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect();
+    let bytes = bytes.map_err(|error| error.to_string())?;
+    <[u8; 6]>::try_from(bytes).map(Mac).map_err(|_| "not six bytes".to_owned())
 }
 
 /// The way to the device. Another socket is that of another device of the same network.
@@ -139,9 +199,31 @@ fn judge(options: Device) -> Result<bool, Error> {
     Ok(!report.has_failed())
 }
 
+/// Judges the driver that comes. Returns whether it breaks no clause.
+fn judge_driver(options: Driver) -> Result<bool, Error> {
+    let Place { vhost_user, vfio_user } = options.place;
+    let vhost = vhost_user.map(Socket::VhostUser);
+    let socket = vhost.or_else(|| vfio_user.map(Socket::VfioUser)).ok_or("no socket")?;
+    let bits = |list: &[u32]| list.iter().fold(0, |bits, bit| bits | 1 << bit);
+    let (with, without) = (bits(&options.with), bits(&options.without));
+    let offer = Offer::new(socket.is_vfio(), options.mac.map(|Mac(mac)| mac));
+    let offer = Offer { direct: true, with, without, ..offer };
+    let at = options.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let end = End { at_disconnect: options.until_disconnect, at };
+    let report = observe(&socket, offer, end, Duration::from_secs(options.patience))?;
+    report.write(&mut io::stdout().lock())?;
+    if let Some(path) = options.json {
+        std::fs::write(path, serde_json::to_string_pretty(&report.json())? + "\n")?;
+    }
+    Ok(!report.has_failed())
+}
+
 fn main() -> ExitCode {
-    let Side::Device(device) = Options::parse().side;
-    match judge(device) {
+    let result = match Options::parse().side {
+        Side::Device(device) => judge(device),
+        Side::Driver(driver) => judge_driver(driver),
+    };
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -161,9 +243,23 @@ mod tests {
     fn the_help_and_the_manual_page_name_all_options() {
         let mut command = Options::command();
         command.clone().debug_assert();
-        let device = command.find_subcommand_mut("device").expect("a command");
-        let helps = [("device".into(), device.render_long_help().to_string())];
+        let helps = ["device", "driver"].map(|name| {
+            let side = command.find_subcommand_mut(name).expect("a command");
+            (name.into(), side.render_long_help().to_string())
+        });
         testkit::manual::check(include_str!("../../../virtio-rdma-conform.1"), helps);
+    }
+
+    #[test]
+    fn a_driver_comes_to_one_socket() {
+        for words in ["--vhost-user a", "--vfio-user a --without 1,2 --seconds 3"] {
+            let words = format!("virtio-rdma-conform driver {words}");
+            assert!(Options::try_parse_from(words.split_whitespace()).is_ok(), "{words}");
+        }
+        for words in ["", "--vhost-user a --vfio-user b", "--vhost-user a --mac 1:2"] {
+            let words = format!("virtio-rdma-conform driver {words}");
+            assert!(Options::try_parse_from(words.split_whitespace()).is_err(), "{words}");
+        }
     }
 
     #[test]

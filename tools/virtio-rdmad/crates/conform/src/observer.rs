@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A device that watches its driver, and judges it by the clauses for drivers.
+//!
+//! The device is the one of the crate `hostile`, without orders. The observer stands between its transport and the
+//! engine. It sees each buffer before the engine does, and looks at the rings before and after the engine works. It
+//! changes nothing. Of a request, the engine and the observer have the same copy; of what is in rings and in page
+//! tables, each has its own. From the bottom:
+//!
+//! * `clauses` and `requests`: the clauses that are judged, and the commands that there are
+//! * `notes`: what was judged
+//! * `objects`: what is known of the objects of the driver
+//! * `entries` and `rings`: what rings in memory show of their owner
+//! * `control`, `buffers` and `setup`: requests, the buffers of virtqueues, and what comes before them
+//! * `report`: what is told of a driver
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use abi::*;
+use hostile::{End, Process, Settings, Socket, Watch};
+use memory::GuestMemory;
+use ring::{Chain, Layout, RingError};
+use virtio_transport::Deed;
+use zerocopy::{FromBytes, FromZeros};
+
+mod buffers;
+mod clauses;
+mod control;
+mod entries;
+mod notes;
+mod objects;
+mod report;
+mod requests;
+mod rings;
+mod setup;
+
+use buffers::{Numbering, Stocks};
+use control::{Agreement, Kept, Look};
+use notes::Notes;
+use objects::Objects;
+use requests::Command;
+use setup::Setup;
+
+pub use report::DriverReport;
+
+use crate::port::F_ORDER_PLATFORM;
+
+/// How long a driver may take for what it must do at once: a doorbell, or a buffer for events.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// The feature bits of a device, of which the others are the transport's.
+const OF_DEVICE: u64 = (1 << 24) - 1;
+
+/// Watches a driver.
+pub struct Observer {
+    notes: Notes,
+    setup: Setup,
+    agreement: Agreement,
+    numbering: Numbering,
+    layouts: BTreeMap<u16, Layout>,
+    objects: Objects,
+    stocks: Stocks,
+    commands: BTreeMap<u32, Command>,
+    /// The number of commands since the device has started.
+    count: u64,
+    /// The head of the chain of the request that is looked at.
+    head: u16,
+    /// What is to stay as it is until the driver has the reply, by the heads of the chains.
+    kept: BTreeMap<u16, Vec<Kept>>,
+    /// The device-specific feature bits that are offered.
+    offered: u64,
+    patience: Duration,
+}
+
+impl Observer {
+    /// Returns an observer of a driver that finds a device that offers these feature bits.
+    pub fn new(is_vfio: bool, offered: u64, patience: Duration) -> Self {
+        let config = virtio_rdma_config::new_zeroed();
+        let commands = requests::all().into_iter().map(|command| (command.number, command));
+        Self {
+            notes: Notes::default(),
+            setup: Setup::new(is_vfio),
+            agreement: Agreement { features: 0, config, patience },
+            numbering: Numbering::default(),
+            layouts: BTreeMap::new(),
+            objects: Objects::default(),
+            stocks: Stocks::default(),
+            commands: commands.collect(),
+            count: 0,
+            head: 0,
+            kept: BTreeMap::new(),
+            offered: offered & OF_DEVICE,
+            patience,
+        }
+    }
+
+    /// Returns what is told of the driver now.
+    pub fn report(&self) -> DriverReport {
+        DriverReport::new(&self.notes)
+    }
+
+    /// Notes that the device runs.
+    fn begin(&mut self) {
+        let numbering = self.numbering;
+        if numbering.count() > 1 {
+            let started = self.layouts.keys().copied();
+            let (notes, has_rings) = (&mut self.notes, numbering.has_rings());
+            self.setup.all_queues(notes, numbering.count(), started, has_rings);
+            self.stocks.begin(numbering);
+        }
+    }
+
+    /// Judges what holds for a driver whose work requests complete.
+    fn note_work(&mut self) {
+        if self.objects.cqs.values().all(|cq| cq.produced == 0) {
+            return;
+        }
+        let accepted = self.agreement.features;
+        if self.offered == 1 << VIRTIO_RDMA_F_RINGS {
+            self.notes.pass("V-FEAT-02");
+        }
+        if accepted & F_ORDER_PLATFORM != 0 && self.agreement.has(VIRTIO_RDMA_F_RINGS) {
+            self.notes.pass("V-FEAT-09");
+        }
+    }
+
+    /// Returns the memory of the queues of an object that ends, which must stay until the reply.
+    fn keep_queues(&self, memory: &GuestMemory, number: u32, body: &[u8]) -> Vec<Kept> {
+        if self.numbering.has_rings() {
+            return Vec::new();
+        }
+        let queues = control::queues_that_end(&self.agreement.config, number, body);
+        let layouts = queues.iter().filter_map(|index| self.layouts.get(index));
+        layouts.filter_map(|layout| control::keep_available(memory, layout.avail)).collect()
+    }
+}
+
+impl Watch for Observer {
+    fn note(&mut self, deed: Deed) {
+        self.setup.note(&mut self.notes, deed);
+    }
+
+    fn agree(&mut self, features: u64, config: &[u8; 256]) {
+        self.setup.agree(&mut self.notes, features);
+        self.agreement.features = closed(features);
+        if let Ok(config) = virtio_rdma_config::read_from_bytes(config) {
+            self.agreement.config = config;
+        }
+        self.numbering = Numbering::new(self.agreement.features, &self.agreement.config);
+    }
+
+    fn start(&mut self, _: &GuestMemory, index: u16, layout: &Layout) {
+        self.layouts.insert(index, *layout);
+        if index == 0 {
+            self.notes.step("the control queue");
+            self.notes.judge("V-RING-06", layout.size >= 2, || {
+                let got = layout.size.to_string();
+                ["entries of the control queue".into(), "2 or more".into(), got]
+            });
+        }
+    }
+
+    fn available(&mut self, index: u16, chain: &Chain) {
+        self.begin();
+        self.head = chain.head;
+        let place = (index, self.numbering.role(index));
+        let Self { notes, objects, stocks, .. } = self;
+        buffers::judge_chain(notes, place, chain, objects, stocks);
+    }
+
+    fn malformed(&mut self, index: u16, error: &RingError) {
+        buffers::judge_malformed(&mut self.notes, index, error);
+    }
+
+    fn request(&mut self, memory: &GuestMemory, request: &[u8], room: usize) {
+        self.count += 1;
+        let number = request.first().copied().map_or(0, u32::from);
+        let Some(command) = self.commands.get(&number) else {
+            self.notes.step(format!("command {}", self.count));
+            let expected = "one that is listed";
+            return self.notes.fail(
+                "V-TERM-05",
+                "number of a command",
+                expected,
+                &number.to_string(),
+            );
+        };
+        self.notes.step(format!("command {}, {}", self.count, command.name));
+        self.notes.pass("V-TERM-05");
+        let Self { notes, objects, agreement, .. } = self;
+        let mut look = Look { notes, memory, objects, agreement };
+        let mut kept = look.request(command, request, room);
+        kept.extend(self.keep_queues(memory, number, request.get(1..).unwrap_or_default()));
+        if !kept.is_empty() {
+            self.kept.insert(self.head, kept);
+        }
+    }
+
+    fn reply(&mut self, memory: &GuestMemory, request: &[u8], reply: &[u8]) {
+        rings::count_cqes(memory, &mut self.objects);
+        let Some((number, body)) = request.split_first() else { return };
+        control::note_reply(memory, &mut self.objects, (*number).into(), body, reply);
+    }
+
+    fn returned(&mut self, memory: &GuestMemory, index: u16, chain: &Chain) {
+        if index != 0 {
+            return self.stocks.take(index);
+        }
+        for kept in self.kept.remove(&chain.head).into_iter().flatten() {
+            self.notes.step(format!("command {}, or one before it", self.count));
+            kept.judge(&mut self.notes, memory);
+        }
+    }
+
+    fn before(&mut self, memory: &GuestMemory) {
+        if self.setup.is_running() {
+            self.begin();
+        }
+        let Self { notes, objects, agreement, patience, .. } = self;
+        let has_early = agreement.has(VIRTIO_RDMA_F_RESET_TO_RTR);
+        rings::look_before(notes, memory, objects, has_early, *patience);
+        self.stocks.judge(&mut self.notes, self.numbering, self.patience);
+        self.note_work();
+    }
+
+    fn after(&mut self, memory: &GuestMemory) {
+        rings::look_after(memory, &mut self.objects);
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        let is_gone = |page: &&u64| !memory.contains(**page, testkit::PAGE);
+        let objects = &self.objects;
+        let regions = objects.qps.values().map(|qp| &qp.region);
+        let mut regions = regions.chain(objects.cqs.values().map(|cq| &cq.region));
+        let gone = regions.find_map(|region| region.pages.iter().find(is_gone).copied());
+        self.notes.step("a change of memory");
+        self.notes.judge("V-RING-18", gone.is_none(), || {
+            let got = format!("no memory at {:#x}", gone.unwrap_or(0));
+            ["pages of a region that is in use".into(), "memory".into(), got]
+        });
+    }
+
+    fn reset(&mut self) {
+        self.notes.step("reset");
+        self.setup.reset();
+        self.layouts.clear();
+        self.kept.clear();
+        self.stocks.clear();
+        self.objects = Objects::default();
+        self.count = 0;
+    }
+}
+
+/// Serves a device to a driver until the end, and judges the driver.
+pub fn observe(
+    socket: &Socket,
+    settings: Settings,
+    end: End,
+    patience: Duration,
+) -> Result<DriverReport, Box<dyn std::error::Error>> {
+    let offered = settings.offered();
+    let observer = Rc::new(RefCell::new(Observer::new(socket.is_vfio(), offered, patience)));
+    let mut process = Process::new(socket, None, settings, observer.clone())?;
+    process.run(end)?;
+    drop(process);
+    let report = observer.borrow().report();
+    Ok(report)
+}
