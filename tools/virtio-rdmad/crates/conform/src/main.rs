@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::{value_parser, Args, Parser, Subcommand};
 use conform::observer::observe;
+use conform::observer::provoke::{self, Provoker};
 use conform::port::{Attach, InProcess, Network, VfioUser, VhostUser};
 use conform::report::Report;
 use conform::suite::{all, Run, Settings, Suite};
@@ -88,6 +89,10 @@ struct Driver {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
     patience: u64,
 
+    /// Does this wrong, once; "list" prints what there is, and its clauses.
+    #[arg(long, value_name = "NAME")]
+    provoke: Option<String>,
+
     /// The MAC address of the guest's network interface.
     #[arg(long, value_name = "MAC", value_parser = parse_mac)]
     mac: Option<Mac>,
@@ -103,7 +108,7 @@ struct Driver {
 
 /// The socket at which the VMM finds the device.
 #[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 struct Place {
     /// Waits for a VMM that speaks vhost-user.
     #[arg(long, value_name = "PATH")]
@@ -201,16 +206,29 @@ fn judge(options: Device) -> Result<bool, Error> {
 
 /// Judges the driver that comes. Returns whether it breaks no clause.
 fn judge_driver(options: Driver) -> Result<bool, Error> {
+    if options.provoke.as_deref() == Some("list") {
+        let mut out = io::stdout().lock();
+        for what in provoke::ALL {
+            writeln!(out, "{} {}", what.name, what.clauses.join(" "))?;
+        }
+        return Ok(true);
+    }
+    let find = |name: String| {
+        Provoker::new(&name).ok_or_else(|| format!("no provocation is called {name}, see list"))
+    };
+    let provoker = options.provoke.map(find).transpose()?;
     let Place { vhost_user, vfio_user } = options.place;
     let vhost = vhost_user.map(Socket::VhostUser);
-    let socket = vhost.or_else(|| vfio_user.map(Socket::VfioUser)).ok_or("no socket")?;
+    let socket = vhost
+        .or_else(|| vfio_user.map(Socket::VfioUser))
+        .ok_or("no socket: --vhost-user or --vfio-user")?;
     let bits = |list: &[u32]| list.iter().fold(0, |bits, bit| bits | 1 << bit);
     let (with, without) = (bits(&options.with), bits(&options.without));
     let offer = Offer::new(socket.is_vfio(), options.mac.map(|Mac(mac)| mac));
     let offer = Offer { direct: true, with, without, ..offer };
     let at = options.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let end = End { at_disconnect: options.until_disconnect, at };
-    let report = observe(&socket, offer, end, Duration::from_secs(options.patience))?;
+    let report = observe(&socket, offer, end, Duration::from_secs(options.patience), provoker)?;
     report.write(&mut io::stdout().lock())?;
     if let Some(path) = options.json {
         std::fs::write(path, serde_json::to_string_pretty(&report.json())? + "\n")?;
@@ -252,11 +270,12 @@ mod tests {
 
     #[test]
     fn a_driver_comes_to_one_socket() {
-        for words in ["--vhost-user a", "--vfio-user a --without 1,2 --seconds 3"] {
+        for words in ["--vhost-user a", "--vfio-user a --without 1,2 --seconds 3", "--provoke list"]
+        {
             let words = format!("virtio-rdma-conform driver {words}");
             assert!(Options::try_parse_from(words.split_whitespace()).is_ok(), "{words}");
         }
-        for words in ["", "--vhost-user a --vfio-user b", "--vhost-user a --mac 1:2"] {
+        for words in ["--vhost-user a --vfio-user b", "--vhost-user a --mac 1:2"] {
             let words = format!("virtio-rdma-conform driver {words}");
             assert!(Options::try_parse_from(words.split_whitespace()).is_err(), "{words}");
         }

@@ -11,6 +11,7 @@
 //! * `objects`: what is known of the objects of the driver
 //! * `entries` and `rings`: what rings in memory show of their owner
 //! * `control`, `buffers` and `setup`: requests, the buffers of virtqueues, and what comes before them
+//! * [`provoke`]: what the device does wrong, if it is told to
 //! * `report`: what is told of a driver
 
 use std::cell::RefCell;
@@ -19,7 +20,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use abi::*;
-use hostile::{End, Process, Settings, Socket, Watch};
+use hostile::{End, Order, Process, Settings, Socket, Watch};
 use memory::GuestMemory;
 use ring::{Chain, Layout, RingError};
 use virtio_transport::Deed;
@@ -31,6 +32,7 @@ mod control;
 mod entries;
 mod notes;
 mod objects;
+pub mod provoke;
 mod report;
 mod requests;
 mod rings;
@@ -40,6 +42,7 @@ use buffers::{Numbering, Stocks};
 use control::{Agreement, Kept, Look};
 use notes::Notes;
 use objects::Objects;
+use provoke::Provoker;
 use requests::Command;
 use setup::Setup;
 
@@ -71,11 +74,17 @@ pub struct Observer {
     /// The device-specific feature bits that are offered.
     offered: u64,
     patience: Duration,
+    provoker: Option<Provoker>,
 }
 
 impl Observer {
     /// Returns an observer of a driver that finds a device that offers these feature bits.
-    pub fn new(is_vfio: bool, offered: u64, patience: Duration) -> Self {
+    pub fn new(
+        is_vfio: bool,
+        offered: u64,
+        patience: Duration,
+        provoker: Option<Provoker>,
+    ) -> Self {
         let config = virtio_rdma_config::new_zeroed();
         let commands = requests::all().into_iter().map(|command| (command.number, command));
         Self {
@@ -92,16 +101,26 @@ impl Observer {
             kept: BTreeMap::new(),
             offered: offered & OF_DEVICE,
             patience,
+            provoker,
         }
     }
 
-    /// Returns what is told of the driver now.
-    pub fn report(&self) -> DriverReport {
+    /// Lets the provoker look.
+    fn provoke(&mut self, look: impl FnOnce(&mut Provoker, &mut Notes)) {
+        if let Some(provoker) = &mut self.provoker {
+            look(provoker, &mut self.notes);
+        }
+    }
+
+    /// Returns what is told of the driver at the end.
+    pub fn report(&mut self) -> DriverReport {
+        self.provoke(Provoker::finish);
         DriverReport::new(&self.notes)
     }
 
     /// Notes that the device runs.
     fn begin(&mut self) {
+        self.provoke(Provoker::note_start);
         let numbering = self.numbering;
         if numbering.count() > 1 {
             let started = self.layouts.keys().copied();
@@ -138,6 +157,9 @@ impl Observer {
 
 impl Watch for Observer {
     fn note(&mut self, deed: Deed) {
+        if matches!(deed, Deed::ReadConfig { .. }) {
+            self.provoke(|provoker, _| provoker.note_look());
+        }
         self.setup.note(&mut self.notes, deed);
     }
 
@@ -175,6 +197,7 @@ impl Watch for Observer {
 
     fn request(&mut self, memory: &GuestMemory, request: &[u8], room: usize) {
         self.count += 1;
+        self.provoke(Provoker::note_command);
         let number = request.first().copied().map_or(0, u32::from);
         let Some(command) = self.commands.get(&number) else {
             self.notes.step(format!("command {}", self.count));
@@ -222,6 +245,7 @@ impl Watch for Observer {
         rings::look_before(notes, memory, objects, has_early, *patience);
         self.stocks.judge(&mut self.notes, self.numbering, self.patience);
         self.note_work();
+        self.provoke(Provoker::look);
     }
 
     fn after(&mut self, memory: &GuestMemory) {
@@ -241,7 +265,21 @@ impl Watch for Observer {
         });
     }
 
+    fn stop(&mut self) {
+        self.provoke(Provoker::note_reset);
+    }
+
+    fn leave(&mut self) {
+        self.provoke(|provoker, _| provoker.note_leave());
+    }
+
+    fn orders(&mut self) -> Vec<Order> {
+        let count = self.count;
+        self.provoker.as_mut().map_or(Vec::new(), |provoker| provoker.due(count))
+    }
+
     fn reset(&mut self) {
+        self.provoke(Provoker::note_reset);
         self.notes.step("reset");
         self.setup.reset();
         self.layouts.clear();
@@ -258,12 +296,14 @@ pub fn observe(
     settings: Settings,
     end: End,
     patience: Duration,
+    provoker: Option<Provoker>,
 ) -> Result<DriverReport, Box<dyn std::error::Error>> {
     let offered = settings.offered();
-    let observer = Rc::new(RefCell::new(Observer::new(socket.is_vfio(), offered, patience)));
+    let observer = Observer::new(socket.is_vfio(), offered, patience, provoker);
+    let observer = Rc::new(RefCell::new(observer));
     let mut process = Process::new(socket, None, settings, observer.clone())?;
     process.run(end)?;
     drop(process);
-    let report = observer.borrow().report();
+    let report = observer.borrow_mut().report();
     Ok(report)
 }

@@ -15,6 +15,7 @@ use conform::bench::{Bench, End, Link};
 use conform::driver::{Driver, MEMORY};
 use conform::journal::Journal;
 use conform::objects::Shape;
+use conform::observer::provoke::{self, Provoker};
 use conform::observer::{observe, DriverReport};
 use conform::outcome::Outcome;
 use conform::port::{Attach, Memory, VfioUser, VhostUser, F_ACCESS_PLATFORM, F_VERSION_1};
@@ -49,13 +50,18 @@ struct Observed {
 
 impl Observed {
     fn new(is_vfio: bool, without: u64) -> Self {
+        Self::with(is_vfio, without, None)
+    }
+
+    fn with(is_vfio: bool, without: u64, provoker: Option<Provoker>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device");
         let socket = if is_vfio { Socket::VfioUser(path) } else { Socket::VhostUser(path) };
         let offer = Settings { direct: true, without, ..Settings::new(is_vfio, None) };
         let end = hostile::End { at_disconnect: true, at: None };
-        let thread =
-            std::thread::spawn(move || observe(&socket, offer, end, PATIENCE).expect("a report"));
+        let thread = std::thread::spawn(move || {
+            observe(&socket, offer, end, PATIENCE, provoker).expect("a report")
+        });
         Self { folder, is_vfio, thread }
     }
 
@@ -107,7 +113,16 @@ fn judge(
     without: u64,
     run: impl FnOnce(&mut Bench) -> Outcome,
 ) -> (DriverReport, Outcome) {
-    let observed = Observed::new(is_vfio, without);
+    judge_with(is_vfio, without, None, run)
+}
+
+fn judge_with(
+    is_vfio: bool,
+    without: u64,
+    provoker: Option<Provoker>,
+    run: impl FnOnce(&mut Bench) -> Outcome,
+) -> (DriverReport, Outcome) {
+    let observed = Observed::with(is_vfio, without, provoker);
     let mut bench = observed.bench();
     let result = run(&mut bench);
     let paused = bench.a().pause(LOOKED);
@@ -800,4 +815,88 @@ fn regions_with_a_defect() {
 #[test]
 fn rings_with_a_defect() {
     fail(false, RINGS);
+}
+
+// Provocations.
+
+/// Runs a driver that is provoked. Returns the clauses that it breaks, and those of the provocation that it keeps.
+fn provoked(
+    name: &str,
+    is_vfio: bool,
+    run: impl FnOnce(&mut Bench) -> Outcome,
+) -> (Vec<&'static str>, Vec<&'static str>) {
+    let (report, _) = judge_with(is_vfio, 0, Provoker::new(name), run);
+    let what = provoke::ALL.iter().find(|what| what.name == name).unwrap();
+    let is_kept = |clause: &&&str| report.mark(clause) == Mark::Pass;
+    (report.with(Mark::Fail), what.clauses.iter().filter(is_kept).copied().collect())
+}
+
+/// Begins, and sends so many commands that the driver is provoked, and waits for that.
+fn begin_and_wait(t: &mut Bench) -> Outcome {
+    begin(t)?;
+    t.connection()?;
+    t.a().pause(Duration::from_millis(1500))
+}
+
+#[test]
+fn configurations_that_are_refused() {
+    let configurations = provoke::ALL.iter().filter(|what| what.name.starts_with("config-"));
+    for (what, is_vfio) in configurations.zip([true, false].into_iter().cycle()) {
+        let refuses = provoked(what.name, is_vfio, |t| t.a().read_config());
+        assert_eq!(refuses, (vec![], what.clauses.to_vec()), "{}", what.name);
+        let (broken, kept) = provoked(what.name, true, |t| {
+            let a = t.a();
+            a.read_config()?;
+            let wanted = a.wanted;
+            a.negotiate(wanted)?;
+            a.read_config()?;
+            let none = BTreeMap::new();
+            a.port.start(&a.memory.map, &none)
+        });
+        assert!(broken.contains(&what.clauses[0]) && kept.is_empty(), "{}: {broken:?}", what.name);
+    }
+    // A driver that has not looked at the device has not refused it.
+    assert_eq!(provoked("config-magic", true, |_| Ok(())), (vec![], vec![]));
+}
+
+#[test]
+fn events_that_are_ignored() {
+    for name in ["event-unknown", "event-of-no-object", "completion-of-no-cq"] {
+        let (broken, kept) = provoked(name, false, |t| {
+            begin_and_wait(t)?;
+            // The suite's driver takes no event that is not listed. It adds the buffer again.
+            let _ = t.a().take_events();
+            t.a().pause(Duration::from_secs(3))?;
+            t.a().create_pd().map(|_| ())
+        });
+        assert_eq!((&broken[..], kept.len()), (&[][..], 1), "{name}");
+        let clause = kept[0];
+        let gives_up = provoked(name, true, |t| {
+            begin_and_wait(t)?;
+            t.a().port.reset()
+        });
+        assert_eq!(gives_up, (vec![clause], vec![]), "{name}");
+    }
+}
+
+#[test]
+fn device_fatal_and_silence() {
+    let resets = provoked("device-fatal", true, |t| {
+        begin_and_wait(t)?;
+        t.a().port.reset()
+    });
+    assert_eq!(resets, (vec![], vec!["V-EVT-05"]));
+    let goes_on = provoked("device-fatal", false, |t| {
+        begin_and_wait(t)?;
+        t.a().pause(Duration::from_secs(6))?;
+        t.a().create_pd().map(|_| ())
+    });
+    assert_eq!(goes_on.0, ["V-EVT-05"]);
+    let hurries = provoked("no-reply", true, |t| {
+        begin_and_wait(t)?;
+        t.a().send_request(&[VIRTIO_RDMA_CMD_CREATE_PD as u8], 16)?;
+        t.a().pause(Duration::from_secs(2))?;
+        t.a().port.reset()
+    });
+    assert_eq!(hurries, (vec!["V-FAIL-05"], vec![]));
 }

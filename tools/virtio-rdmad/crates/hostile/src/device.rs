@@ -201,6 +201,19 @@ impl Hostile {
         }
     }
 
+    /// Does what the watch orders.
+    pub fn obey_watch(&mut self) {
+        let orders = self.watch.borrow_mut().orders();
+        for order in orders {
+            self.obey(order);
+        }
+    }
+
+    /// Tells the watch that the VMM has gone.
+    pub fn leave(&mut self) {
+        self.watch.borrow_mut().leave();
+    }
+
     /// Does what an order says.
     pub fn obey(&mut self, order: Order) {
         match order {
@@ -694,6 +707,7 @@ impl Backend for Hostile {
     /// User-mode Linux has no message for a reset: it stops the queues, and gives their memory to others.
     fn freeze(&mut self) {
         self.forget_kicks();
+        self.watch.borrow_mut().stop();
         self.is_frozen = true;
     }
 

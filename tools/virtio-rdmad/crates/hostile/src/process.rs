@@ -126,6 +126,7 @@ impl Process {
         let mut timeout = None;
         let mut unread = false;
         while !self.has_ended(end) {
+            self.device.obey_watch();
             if unread {
                 unread = self.serve();
             }
@@ -165,6 +166,7 @@ impl Process {
         if let Some(server) = self.server.take() {
             self.events.remove(server.as_fd());
             self.has_disconnected = true;
+            self.device.leave();
         }
         self.device.reset();
     }

@@ -5,7 +5,10 @@ use memory::GuestMemory;
 use ring::{Chain, Layout, RingError};
 use virtio_transport::Deed;
 
-/// Sees all that a driver does, and changes nothing. The device calls it from the thread that serves the guest.
+use crate::rule::Order;
+
+/// Sees all that a driver does, and changes nothing unless it gives orders. The device calls it from the thread that
+/// serves the guest.
 pub trait Watch {
     /// Sees what the driver does at the transport.
     fn note(&mut self, _deed: Deed) {}
@@ -41,8 +44,19 @@ pub trait Watch {
     /// Sees that the memory of the guest is another one.
     fn set_memory(&mut self, _memory: &GuestMemory) {}
 
+    /// Sees that the VMM has stopped the virtqueues. With user-mode Linux that is all that shows of a reset.
+    fn stop(&mut self) {}
+
+    /// Sees that the VMM has gone.
+    fn leave(&mut self) {}
+
     /// Sees that the device was reset.
     fn reset(&mut self) {}
+
+    /// Returns what the device is to do wrong from now on. A watch that only watches has no orders.
+    fn orders(&mut self) -> Vec<Order> {
+        Vec::new()
+    }
 }
 
 /// Sees nothing.

@@ -340,7 +340,11 @@ impl VhostUser {
             request::SET_VRING_CALL => self.set_call(parse(payload)?, fds)?,
             request::SET_VRING_ENABLE => self.set_enable(parse(payload)?, backend)?,
             request::SET_BACKEND_REQ_FD => self.set_backend_requests(only(fds)?)?,
-            request::GET_CONFIG => return get_config(payload, backend),
+            request::GET_CONFIG => {
+                let answer = get_config(payload, backend)?;
+                backend.note(deed_of(payload));
+                return Ok(answer);
+            }
             // The fields are read-only, and some front ends end if this is refused.
             request::SET_CONFIG => self.faults.count(Fault::ConfigWrite, header.request),
             request::SET_STATUS => self.set_status(parse(payload)?, backend),
@@ -846,4 +850,11 @@ fn get_config(payload: &[u8], backend: &dyn Backend) -> Result<Answer, Fault> {
     let end = offset.checked_add(size).ok_or(Fault::ConfigBounds)?;
     let bytes = backend.config().get(offset..end).ok_or(Fault::ConfigBounds)?;
     Ok(Answer::Payload([head.as_bytes(), bytes].concat()))
+}
+
+/// Returns what a front end does for its driver by a GET_CONFIG that has an answer.
+fn deed_of(payload: &[u8]) -> Deed {
+    let head = ConfigHead::read_from_prefix(payload).map(|(head, _)| (head.offset, head.size));
+    let (offset, len) = head.unwrap_or_default();
+    Deed::ReadConfig { offset: offset as usize, len: len as usize }
 }

@@ -8,10 +8,22 @@ use serde_json::{json, Value};
 
 use super::clauses::{ELSEWHERE, JUDGED};
 use super::notes::{Judgement, Notes};
+use super::provoke;
 use crate::report::Mark;
 
 /// The reason for which a clause is not judged that does not show to a device that only watches.
 const NOT_HERE: &str = "not judged here: a device that only watches does not see it";
+
+/// Returns the clauses that may be judged, with the reason for which one is not.
+fn rows() -> Vec<(&'static str, String)> {
+    let judged = JUDGED.iter().map(|(clause, reason)| (*clause, (*reason).to_owned()));
+    let provoked = provoke::ALL.iter().flat_map(|what| {
+        what.clauses
+            .iter()
+            .map(|clause| (*clause, format!("not provoked: --provoke {}", what.name)))
+    });
+    judged.chain(provoked).collect()
+}
 
 /// What is told of a driver.
 #[derive(Clone, Debug)]
@@ -36,7 +48,7 @@ impl DriverReport {
 
     /// Returns the clauses with this result.
     pub fn with(&self, mark: Mark) -> Vec<&'static str> {
-        JUDGED.iter().map(|row| row.0).filter(|clause| self.mark(clause) == mark).collect()
+        rows().iter().map(|row| row.0).filter(|clause| self.mark(clause) == mark).collect()
     }
 
     /// Returns what was judged of a clause.
@@ -51,8 +63,9 @@ impl DriverReport {
 
     /// Writes the results as KTAP.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "TAP version 13\n1..{}", JUDGED.len())?;
-        for (number, (clause, reason)) in (1..).zip(JUDGED) {
+        let rows = rows();
+        writeln!(out, "TAP version 13\n1..{}", rows.len())?;
+        for (number, (clause, reason)) in (1..).zip(rows) {
             match self.mark(clause) {
                 Mark::Pass => writeln!(out, "ok {number} {clause}")?,
                 Mark::NotJudged => writeln!(out, "ok {number} {clause} # SKIP {reason}")?,
@@ -78,7 +91,7 @@ impl DriverReport {
 
     /// Returns everything as JSON.
     pub fn json(&self) -> Value {
-        let judged = JUDGED.iter().map(|(clause, reason)| {
+        let judged = rows().into_iter().map(|(clause, reason)| {
             let mark = self.mark(clause);
             let mut value = json!({ "result": mark.word() });
             match self.of(clause).filter(|_| mark != Mark::NotJudged) {
@@ -89,7 +102,7 @@ impl DriverReport {
                 }
                 None => value["reason"] = json!(reason),
             }
-            ((*clause).to_owned(), value)
+            (clause.to_owned(), value)
         });
         let word = Mark::NotJudged.word();
         let elsewhere = ELSEWHERE

@@ -63,7 +63,10 @@ impl Setup {
     /// Judges what the driver does. Returns whether it sets DRIVER_OK.
     pub fn note(&mut self, notes: &mut Notes, deed: Deed) -> bool {
         match deed {
-            Deed::ReadConfig { offset, len } => self.read_config(notes, offset..offset + len),
+            Deed::ReadConfig { offset, len } if self.sees_all => {
+                self.read_config(notes, offset..offset + len);
+            }
+            Deed::ReadConfig { .. } => {}
             Deed::ReadStatus(0) => {
                 if std::mem::take(&mut self.awaits_zero) {
                     notes.pass("V-RST-01");
