@@ -37,6 +37,8 @@ mod report;
 mod requests;
 mod rings;
 mod setup;
+#[cfg(test)]
+mod tests;
 
 use buffers::{Numbering, Stocks};
 use control::{Agreement, Kept, Look};

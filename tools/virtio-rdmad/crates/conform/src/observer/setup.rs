@@ -66,13 +66,12 @@ impl Setup {
             Deed::ReadConfig { offset, len } if self.sees_all => {
                 self.read_config(notes, offset..offset + len);
             }
-            Deed::ReadConfig { .. } => {}
             Deed::ReadStatus(0) => {
                 if std::mem::take(&mut self.awaits_zero) {
                     notes.pass("V-RST-01");
                 }
             }
-            Deed::ReadStatus(_) => {}
+            Deed::ReadConfig { .. } | Deed::ReadStatus(_) => {}
             Deed::WriteStatus { status: 0, .. } => {
                 notes.step("status 0");
                 self.awaits_zero = self.sees_all;
