@@ -12,7 +12,7 @@ use crate::{
 };
 use core::{
     mem::{MaybeUninit, offset_of},
-    sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst},
+    sync::atomic::Ordering::{Acquire, Release, SeqCst},
 };
 
 const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_cq_ring, consumer));
@@ -99,12 +99,11 @@ impl CqRing {
         }
     }
 
-    /// Arms the CQ as another ring of it is armed.
+    /// Goes on with the numbers by which another ring of the CQ was armed. The device writes them into the head of
+    /// this ring, which is zeros until then.
     pub fn arm_as(&mut self, other: &Self) {
         self.arm_next = other.arm_next;
         self.arm_solicited = other.arm_solicited;
-        self.region.store(ARM_NEXT, self.arm_next, Relaxed);
-        self.region.store(ARM_SOLICITED, self.arm_solicited, Relaxed);
     }
 
     /// Asks for an event at the next CQE, or at the next one that is solicited or an
@@ -295,6 +294,7 @@ mod tests {
         },
         qp_table::QpTable,
     };
+    use core::sync::atomic::Ordering::Relaxed;
     use std::thread;
 
     fn cqe(qp_num: u32, wqe_index: u32) -> virtio_rdma_ring_cqe {
@@ -469,6 +469,8 @@ mod tests {
         let mut other = CqRing::new(16).unwrap();
         other.arm_as(&ring);
         assert_eq!((other.arm_next, other.arm_solicited), (1, 2));
+        let words = [ARM_NEXT, ARM_SOLICITED].map(|word| other.region.load(word, Relaxed));
+        assert_eq!(words, [0, 0], "the device has a region of zeros, and arms it itself");
     }
 
     /// A CQE of a device behind a bus is read behind its lap, and its place is given back behind that.
