@@ -258,7 +258,6 @@ const SHOWN: &[&str] = &[
     "V-RING-15",
     "V-RING-16",
     "V-RING-17",
-    "V-RING-18",
     "V-RING-19",
     "V-RING-40",
     "V-RING-41",
@@ -739,12 +738,6 @@ const REGIONS: &[Planted] = &[
     }),
     ("a region that is not zero", &["V-RING-17"], |t| {
         create_cq(t, |a, at, _| a.write(at + 300, &[1]))
-    }),
-    ("the region of another CQ", &["V-RING-18"], |t| {
-        begin(t)?;
-        let (_, request) = t.a().cq_request(16);
-        request_of(t, VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request)?;
-        request_of(t, VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request)
     }),
     ("a vector that does not exist", &["V-RING-19"], |t| {
         create_cq(t, |_, _, it| it.comp_vector += 1)

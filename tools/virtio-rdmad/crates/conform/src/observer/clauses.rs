@@ -38,7 +38,7 @@ pub const JUDGED: &[(&str, &str)] = &[
     ("V-RING-15", "the driver created no QP with two rings"),
     ("V-RING-16", "the driver made no ring"),
     ("V-RING-17", "the driver made no ring"),
-    ("V-RING-18", "the driver made no ring"),
+    ("V-RING-18", "the memory of the guest did not change while there were rings"),
     ("V-RING-19", "the driver created no CQ"),
     ("V-RING-40", "nothing was posted"),
     ("V-RING-41", "no QP that had been used was led back to RESET"),

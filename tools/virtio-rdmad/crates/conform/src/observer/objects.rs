@@ -190,12 +190,16 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Returns whether one of these pages is one of a region that is in use.
-    pub fn uses(&self, pages: &[u64]) -> Option<u64> {
+    /// Returns all regions.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> {
         let regions = self.qps.values().map(|qp| &qp.region);
         let regions = regions.chain(self.cqs.values().map(|cq| &cq.region));
-        let mut regions = regions.chain(self.srqs.values().map(|srq| &srq.region));
-        regions.find_map(|region| region.pages.iter().find(|page| pages.contains(page)).copied())
+        regions.chain(self.srqs.values().map(|srq| &srq.region))
+    }
+
+    /// Returns whether one of these pages is one of a region that is in use.
+    pub fn uses(&self, pages: &[u64]) -> bool {
+        self.regions().any(|region| region.pages.iter().any(|page| pages.contains(page)))
     }
 
     /// Returns the ring that a doorbell names.

@@ -170,6 +170,24 @@ fn what_must_stay_until_the_reply() {
 }
 
 #[test]
+fn regions_of_rings_and_memory() {
+    // Two rings of a program are in one page.
+    let mut stand = Stand::new(RINGS);
+    stand.start_all();
+    let region = stand.region(0, CQ_HEAD + 16 * CQE);
+    let create = virtio_rdma_cmd_create_ring_cq { region, cqe: 16, comp_vector: 0 };
+    stand.command(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &create, &[0; 5], nothing);
+    stand.memory.put(REGION + 64, &1_u32);
+    stand.command(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &create, &[0, 1, 0, 0, 0], nothing);
+    assert_eq!(stand.failed(), [""; 0]);
+    // The memory of the guest changes, with the rings in it, and without.
+    stand.observer.set_memory(&stand.memory);
+    assert_eq!(stand.observer.report().mark("V-RING-18"), Mark::Pass);
+    stand.observer.set_memory(&GuestMemory::anonymous(&[(0, REGION)]).unwrap());
+    assert_eq!(stand.failed(), ["V-RING-18"]);
+}
+
+#[test]
 fn drivers_with_virtqueues_for_work() {
     let destroy = virtio_rdma_cmd_destroy_cq { cqn: 1 };
     let end = |stand: &mut Stand, meanwhile: &dyn Fn(&GuestMemory)| {
