@@ -204,6 +204,10 @@ class Network:
             self.daemon.kill()
             self.daemon.wait()
 
+    def findings(self):
+        """Returns what the device says of the driver in the end: names, whether it is right, and reasons if not."""
+        return ()
+
     def logs(self):
         """Returns the paths of the logs that there are, which are named after a failure."""
         return sorted(glob.glob(os.path.join(self.dir, "*.log")))

@@ -77,6 +77,10 @@ def judged(results, title, network, known=is_of_kernel, links=True, breaks=None)
     results.result(f"{title}: the device ends cleanly", status == 0)
     left = [guest.rdma_socket for guest in network.guests if os.path.exists(guest.rdma_socket)]
     results.result(f"{title}: the device removes its sockets", not left)
+    for name, passed, reasons in network.findings():
+        for reason in reasons:
+            results.note(json.dumps(reason))
+        results.result(f"{title}: {name}", passed)
     results.note(f"{title}: {time.monotonic() - start:.0f} s")
 
 

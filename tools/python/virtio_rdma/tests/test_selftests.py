@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from virtio_rdma.guests import hostile
+from virtio_rdma.guests import hostile, judged
 from virtio_rdma.tests import features, networks, selftests, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, between, sleeps
@@ -30,6 +30,9 @@ ABOUT_RINGS = ("kverbs.sh", "verbs/rc_completion.", "verbs/rc_data.", "verbs/rc_
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "verbs/mcast_hosts.py", "perftest.sh", "connections.sh")
 # How many objects a guest can have beside the kernel's own.
 ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
+# What a driver does while it is judged.
+JUDGED_BY = ("verbs/modify_qp.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rings.", "verbs/rc_srq.", "verbs/rings_abi.",
+             "verbs/rings_named.", "verbs/uc.")
 # Memory of a guest in huge pages, in MiB, and what it runs.
 HUGE_GUEST = 1024
 IN_HUGE_PAGES = ("verbs/mr_large.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rings.")
@@ -369,6 +372,19 @@ class TestBehindABus:
 
     def test_program(self, program, guest, platform, results):
         Program(results, platform, program, guest, ALONE, "behind a bus: ").finish()
+
+
+@network("a driver that is judged", kind=judged.Judged)
+@only(lambda where: where.platform.vmm == "uml")
+@both_paths
+class TestJudgedDriver:
+    """The driver and the provider keep the specification's clauses for drivers, as far as a device sees that by what
+    these programs make them do."""
+
+    selects = starts_with(*JUDGED_BY)
+
+    def test_program(self, program, guest, platform, results, label):
+        Program(results, platform, program, guest, ALONE, f"judged, {label}").finish()
 
 
 @network("one guest with much memory", memory=LARGE)
