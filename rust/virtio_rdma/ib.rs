@@ -17,6 +17,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
 mod ah;
+mod buffer;
 mod c_enum;
 mod cq;
 mod device;
@@ -44,6 +45,7 @@ pub(crate) use ah::{
     AddressHandle,
     AhAttr, //
 };
+pub(crate) use buffer::BufferOf;
 pub(crate) use cq::{
     req_notify_cq,
     CompletionQueue,
@@ -95,10 +97,7 @@ pub(crate) use ucontext::{
     UapiDefinitions,
     UserContext, //
 };
-pub(crate) use udata::{
-    BufferOf,
-    Udata, //
-};
+pub(crate) use udata::Udata;
 pub(crate) use wc::{
     Wc,
     WcOpcode,

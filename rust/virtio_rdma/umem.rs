@@ -73,7 +73,7 @@ impl Umem {
     ///
     /// # Errors
     ///
-    /// Those of [`ib::Udata::buffer`]; of a dma-buf, also those of the exporter, and `EOPNOTSUPP` if it is no memory
+    /// Those of [`ib::BufferOf::pin`]; of a dma-buf, also those of the exporter, and `EOPNOTSUPP` if it is no memory
     /// of the machine.
     pub(crate) fn named<D: ib::Driver>(
         dev: &ib::Device<D>,
@@ -83,7 +83,7 @@ impl Umem {
     ) -> Result<Option<Self>> {
         // The C function does not check whether the thread has an address space.
         kernel::current!().mm().ok_or(EINVAL)?;
-        let Some(raw) = NonNull::new(udata.buffer(dev, object, least)?) else {
+        let Some(raw) = NonNull::new(object.pin(dev, udata, least)?) else {
             return Ok(None);
         };
         let mut umem = Self {

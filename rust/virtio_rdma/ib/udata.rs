@@ -2,35 +2,19 @@
 
 //! The data that a program sends to the driver beside the attributes of a verb, and the answer.
 
-use super::{
-    device::Device,
-    Driver, //
-};
 use crate::bindings;
 use core::{
     marker::PhantomData,
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::to_result,
     prelude::*,
     transmute::{
         AsBytes,
         FromBytes, //
     },
 };
-
-/// An object whose memory a program may name by an attribute of the core (`struct ib_uverbs_buffer_desc`).
-#[derive(Clone, Copy)]
-pub(crate) enum BufferOf {
-    /// A CQ, by `UVERBS_ATTR_CREATE_CQ_BUF_UMEM` or the attributes that were before it.
-    Cq,
-    /// A QP, by `UVERBS_ATTR_CREATE_QP_BUF_UMEM`.
-    Qp,
-}
 
 /// The data that a program sent to the driver, and the way back to it: `struct ib_udata`.
 pub(crate) struct Udata<'a> {
@@ -87,26 +71,9 @@ impl Udata<'_> {
         Ok(request)
     }
 
-    /// Pins and maps the memory that the program names by an attribute, of `least` bytes or more, to be written to.
-    /// Returns a null pointer if it names none. The caller owns the memory. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for a description that the core does not know, two of them, and too few bytes; what pinning says.
-    pub(crate) fn buffer<D: Driver>(
-        &self,
-        dev: &Device<D>,
-        object: BufferOf,
-        least: usize,
-    ) -> Result<*mut bindings::ib_umem> {
-        let get = match object {
-            BufferOf::Cq => bindings::virtio_rdma_umem_get_cq_buf,
-            BufferOf::Qp => bindings::virtio_rdma_umem_get_qp_buf,
-        };
-        let access = bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE as c_int;
-        // SAFETY: `from_raw` got `raw` from the current system call, for the lifetime of `self`, and the core has it in
-        // the attributes of that call. The device is valid, and outlives its objects.
-        from_err_ptr(unsafe { get(dev.as_raw(), self.raw.as_ptr(), least, access) })
+    /// Returns what the core handed over.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_udata {
+        self.raw.as_ptr()
     }
 
     /// Refuses what the program sent to an operation that has no request structure, as
