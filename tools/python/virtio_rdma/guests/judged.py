@@ -31,6 +31,12 @@ class Judged(Hostile):
         """The file with what was found."""
         return os.path.join(self.dir, "found.json")
 
+    def close(self, failed=False):
+        """Ends the device first. User-mode Linux does not tell it of the reset with which a driver ends, after which
+        the driver takes its buffers back and its memory is that of others."""
+        self.stop_daemon()
+        super().close(failed)
+
     def stop_daemon(self):
         super().stop_daemon()
         if os.path.exists(self.found):
