@@ -17,7 +17,7 @@ use conform::observer::provoke::{self, Provoker};
 use conform::port::{Attach, InProcess, Network, VfioUser, VhostUser};
 use conform::report::Report;
 use conform::suite::{all, Run, Settings, Suite};
-use hostile::{End, Settings as Offer, Socket};
+use hostile::{bits, parse_mac, End, Mac, Settings as Offer, Socket};
 use regex::Regex;
 
 type Error = Box<dyn std::error::Error>;
@@ -119,15 +119,6 @@ struct Place {
     vfio_user: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Mac([u8; 6]);
-
-fn parse_mac(text: &str) -> Result<Mac, String> {
-    let bytes: Result<Vec<u8>, _> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect();
-    let bytes = bytes.map_err(|error| error.to_string())?;
-    <[u8; 6]>::try_from(bytes).map(Mac).map_err(|_| "not six bytes".to_owned())
-}
-
 /// The way to the device. Another socket is that of another device of the same network.
 #[derive(Args, Debug)]
 #[group(multiple = false)]
@@ -222,7 +213,6 @@ fn judge_driver(options: Driver) -> Result<bool, Error> {
     let socket = vhost
         .or_else(|| vfio_user.map(Socket::VfioUser))
         .ok_or("no socket: --vhost-user or --vfio-user")?;
-    let bits = |list: &[u32]| list.iter().fold(0, |bits, bit| bits | 1 << bit);
     let (with, without) = (bits(&options.with), bits(&options.without));
     let offer = Offer::new(socket.is_vfio(), options.mac.map(|Mac(mac)| mac));
     let offer = Offer { direct: true, with, without, ..offer };

@@ -9,12 +9,14 @@
 //! * `watch`: who sees what the driver does
 //! * `proxy` and `rings`: what stands between the guest and the engine
 //! * `device`: the device
+//! * `options`: values of command lines
 //! * `process`: the sockets at which the device is served
 
 #![forbid(unsafe_code)]
 
 mod device;
 mod events;
+mod options;
 mod process;
 mod proxy;
 mod rings;
@@ -22,6 +24,7 @@ mod rule;
 mod watch;
 
 pub use device::{Hostile, Settings};
+pub use options::{bits, parse_mac, Mac};
 pub use process::{End, Process, Socket};
 pub use rule::Order;
 pub use watch::{Blind, Watch};

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use clap::{Args, Parser};
-use hostile::{Blind, End, Process, Settings, Socket};
+use hostile::{bits, parse_mac, Blind, End, Mac, Process, Settings, Socket};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -60,15 +60,6 @@ struct Transport {
     vfio_user: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Mac([u8; 6]);
-
-fn parse_mac(text: &str) -> Result<Mac, String> {
-    let bytes: Result<Vec<u8>, _> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect();
-    let bytes = bytes.map_err(|error| error.to_string())?;
-    <[u8; 6]>::try_from(bytes).map(Mac).map_err(|_| "not six bytes".to_owned())
-}
-
 fn main() -> Result<(), Error> {
     let options = Options::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
@@ -78,7 +69,6 @@ fn main() -> Result<(), Error> {
         (None, Some(path)) => Socket::VfioUser(path),
         (None, None) => return Err("no socket".into()),
     };
-    let bits = |list: &[u32]| list.iter().fold(0, |bits, bit| bits | 1 << bit);
     let settings = Settings {
         rings: !options.no_rings,
         direct: options.direct,

@@ -380,17 +380,24 @@ fn what_a_reset_qp_did_not_complete_is_taken_by_another() {
     });
 }
 
+/// Returns a pair whose responder has an SRQ of another PD than its QP, an MR of that PD, and the number of the SRQ.
+fn with_srq_of_another_pd() -> (Pair, virtio_rdma_rsp_mr, u32) {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    let other = pair.b.create_pd();
+    let mr = pair.b.reg_mr(other, DATA, 4096, ALL);
+    let srqn = pair.b.create_srq(other);
+    let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
+    pair.a.connect(a.qpn, pair.b.gid, qpn);
+    pair.b.connect(qpn, pair.a.gid, a.qpn);
+    (pair, mr, srqn)
+}
+
 #[test]
 fn receives_are_checked_in_the_pd_of_the_srq() {
     with_rings(|| {
-        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let (mut pair, mr, srqn) = with_srq_of_another_pd();
         let [a, b] = pair.ends;
-        let other = pair.b.create_pd();
-        let mr = pair.b.reg_mr(other, DATA, 4096, ALL);
-        let srqn = pair.b.create_srq(other);
-        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
-        pair.a.connect(a.qpn, pair.b.gid, qpn);
-        pair.b.connect(qpn, pair.a.gid, a.qpn);
         pair.b.post_srq_recv(srqn, 1, &[sge(DATA, 64, mr.lkey)]);
         pair.b.post_srq_recv(srqn, 2, &[sge(DATA, 64, b.key)]);
         let send = Send::new(1, SEND, &[sge(DATA, 64, a.key)]);
@@ -789,14 +796,8 @@ fn doorbells_for_the_receives_of_its_qps_are_ignored() {
 #[test]
 fn keys_of_peers_are_checked_in_the_pd_of_the_qp() {
     with_rings(|| {
-        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let (mut pair, mr, _) = with_srq_of_another_pd();
         let [a, b] = pair.ends;
-        let other = pair.b.create_pd();
-        let mr = pair.b.reg_mr(other, DATA, 4096, ALL);
-        let srqn = pair.b.create_srq(other);
-        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
-        pair.a.connect(a.qpn, pair.b.gid, qpn);
-        pair.b.connect(qpn, pair.a.gid, a.qpn);
         let part = [sge(DATA, 64, a.key)];
         for (key, status) in [(b.key, 0), (mr.rkey, VIRTIO_RDMA_WC_REM_ACCESS_ERR)] {
             let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, key);
