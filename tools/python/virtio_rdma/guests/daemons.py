@@ -121,6 +121,10 @@ class Several:
         for network in self.networks:
             network.close(failed)
 
+    def findings(self):
+        """Returns what the devices say of the drivers in the end."""
+        return [finding for network in self.networks for finding in network.findings()]
+
     def logs(self):
         """Returns the paths of the logs that there are."""
         return [log for network in self.networks for log in network.logs()]
