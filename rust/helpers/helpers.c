@@ -447,14 +447,25 @@ static bool virtio_rdma_netdev_is_near(const struct net_device *ndev,
 	return net_eq(dev_net(ndev), net) || ndev->dev.parent;
 }
 
+/*
+ * Whether an interface is on top of another one, whose address it may have. It
+ * is told of before it is on top of anything, so its kind tells as well. A
+ * failover interface is what its guest uses in place of those below.
+ */
+static bool virtio_rdma_netdev_is_upper(const struct net_device *ndev)
+{
+	if (is_vlan_dev(ndev) || netif_is_bridge_master(ndev) ||
+	    netif_is_lag_master(ndev) || netif_is_macvlan(ndev))
+		return true;
+	return !list_empty(&ndev->adj_list.lower) && !netif_is_failover(ndev);
+}
+
 bool virtio_rdma_netdev_own_mac(const struct net_device *ndev,
 				struct ib_device *ibdev, u8 *mac)
 {
 	if (!virtio_rdma_netdev_is_near(ndev, rdma_dev_net(ibdev)) ||
-	    ndev->type != ARPHRD_ETHER || ndev->addr_len != ETH_ALEN)
-		return false;
-	if (is_vlan_dev(ndev) || netif_is_bridge_master(ndev) ||
-	    netif_is_bond_master(ndev) || netif_is_macvlan(ndev))
+	    ndev->type != ARPHRD_ETHER || ndev->addr_len != ETH_ALEN ||
+	    virtio_rdma_netdev_is_upper(ndev))
 		return false;
 	ether_addr_copy(mac, ndev->dev_addr);
 	return true;

@@ -43,8 +43,8 @@ impl NetDevice {
     }
 
     /// Returns the MAC address, if this is an Ethernet interface that `ibdev` may be paired with: it stands for itself
-    /// (not a VLAN, bridge, bond or macvlan, which borrow the address of another), and is in the network namespace of
-    /// `ibdev`, or belongs to a device, in whatever namespace.
+    /// (it is not on top of another one, whose address it may have), and is in the network namespace of `ibdev`, or
+    /// belongs to a device, in whatever namespace. The RTNL must be held.
     ///
     /// # Safety
     ///
