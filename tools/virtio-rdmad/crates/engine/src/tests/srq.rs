@@ -2,7 +2,9 @@
 
 //! Tests shared receive queues.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use abi::*;
@@ -578,6 +580,69 @@ fn resizing_loses_no_receive_and_doubles_none() {
         assert_eq!(moved, 120);
         assert!(bench.received().is_none());
     });
+}
+
+/// An SRQ moves again and again while a peer in a thread of its own sends without end. The receives that the device
+/// took while it moved the SRQ are counted in the new ring.
+#[test]
+fn resizing_counts_what_is_taken_meanwhile() {
+    with_rings(moves_under_traffic);
+}
+
+fn moves_under_traffic() {
+    let mut bench = Bench::new(1);
+    (bench.pair.a.rnr_retry, bench.pair.b.rnr_retry) = (7, 7);
+    bench.pair.a.set_state(bench.qps[0].0, VIRTIO_RDMA_QPS_RESET).unwrap();
+    bench.pair.a.connect(bench.qps[0].0, bench.pair.b.gid, bench.qps[0].1);
+    let Bench { pair, srqn, qps } = bench;
+    let Pair { mut a, mut b, ends, clock, fabric: _fabric } = pair;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let ends_when = Arc::clone(&is_over);
+    let sender = thread::spawn(move || {
+        let mut sent = 0;
+        while !ends_when.load(Ordering::Acquire) {
+            a.post_send(qps[0].0, &Send::new(sent, SEND, &[sge(DATA, 64, ends[0].key)]));
+            while a.poll(ends[0].cqn).is_none() {
+                let next = a.device.run(64);
+                a.clock.end_pause(next);
+                thread::yield_now();
+            }
+            sent += 1;
+        }
+        sent
+    });
+    let (mut posted, mut taken, mut during) = (0, 0, 0);
+    let mut post = |b: &mut Guest, taken: u64| {
+        while posted < taken + 16 {
+            b.post_srq_recv(srqn, posted, &[sge(DATA + posted % 16 * 64, 64, ends[1].key)]);
+            posted += 1;
+        }
+    };
+    let take = |b: &mut Guest, taken: &mut u64| {
+        let next = b.device.run(64);
+        clock.end_pause(next);
+        while let Some(cqe) = b.poll(ends[1].cqn) {
+            assert_eq!((cqe.wr_id, u32::from(cqe.status)), (*taken, VIRTIO_RDMA_WC_SUCCESS));
+            *taken += 1;
+        }
+    };
+    for depth in [64, 32].into_iter().cycle().take(200) {
+        post(&mut b, taken);
+        let moved = b.resize_srq(srqn, depth).unwrap();
+        during += u32::from(b.srq_consumer(srqn) != 0);
+        while taken % 16 != 0 || b.srq_consumer(srqn) < moved {
+            take(&mut b, &mut taken);
+        }
+        assert_eq!(b.srq_consumer(srqn), moved);
+    }
+    is_over.store(true, Ordering::Release);
+    while !sender.is_finished() {
+        post(&mut b, taken);
+        take(&mut b, &mut taken);
+    }
+    take(&mut b, &mut taken);
+    assert_eq!(sender.join().unwrap(), taken);
+    eprintln!("during: {during}");
 }
 
 #[test]

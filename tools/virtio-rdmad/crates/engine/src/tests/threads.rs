@@ -234,6 +234,39 @@ fn moves_under_traffic() {
     assert_eq!(sender.join().unwrap(), received);
 }
 
+/// A processor of a guest adds to a word of its memory while a peer does. Each addition finds what the one before it
+/// left, so no addition is lost, and the peer's ones are told what was there.
+#[test]
+pub fn atomics_meet_a_processor_of_the_guest() {
+    let (mut pair, _) = pair_of_threads();
+    let [a, b] = pair.ends;
+    let memory = pair.b.memory.clone();
+    let is_over = Arc::new(AtomicU32::new(0));
+    let ends_when = Arc::clone(&is_over);
+    let processor = thread::spawn(move || {
+        let mut count = 0;
+        while ends_when.load(Ordering::Acquire) == 0 {
+            memory.chunk(DATA, 8).unwrap().fetch_add_u64(1).unwrap();
+            count += 1;
+        }
+        count
+    });
+    let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
+    let mut before = 0;
+    for wr_id in 0..ROUNDS {
+        let send = Send::new(wr_id, add, &[sge(DATA, 8, a.key)]);
+        pair.a.post_send(a.qpn, &send.atomic(DATA, b.key, 1 << 32, 0));
+        pair.settle();
+        assert_eq!(pair.poll_a().unwrap().wr_id, wr_id);
+        let found: u64 = pair.a.memory.read_obj(DATA).unwrap();
+        assert!(found >= before && found >> 32 == wr_id, "{before:#x}, {found:#x}");
+        before = found;
+    }
+    is_over.store(1, Ordering::Release);
+    let count: u64 = processor.join().unwrap();
+    assert_eq!(pair.b.memory.read_obj::<u64>(DATA).unwrap(), ROUNDS << 32 | count);
+}
+
 /// A query of the status of a device and the commands of its guest take the same locks. Neither waits for
 /// the other without an end.
 #[test]
