@@ -31,6 +31,8 @@ struct Device {
     kicks: Vec<u16>,
     resets: usize,
     memory: Vec<Vec<(u64, u64)>>,
+    /// The memory of the last change.
+    latest: Option<GuestMemory>,
     /// Whether changes of memory and resets take until the test says otherwise.
     is_slow: bool,
     /// Whether one of them is under way.
@@ -69,6 +71,7 @@ impl Backend for Device {
     }
     fn set_memory(&mut self, memory: &GuestMemory) {
         self.memory.push(memory.ranges().collect());
+        self.latest = Some(memory.clone());
         self.is_busy = self.is_slow;
     }
     fn is_settled(&self) -> bool {
@@ -423,6 +426,29 @@ fn memory_comes_and_goes() {
     assert!(client.ask(3, &unmap, &[]).is_err(), "it is gone");
     let both = vec![(0, 0x10_0000), (0x20_0000, 0x1000)];
     assert_eq!(client.device.memory, [both, vec![(0, 0x10_0000)]]);
+}
+
+/// The platform translates: an address of the device is the place that DMA_MAP gave it, of whatever file and page.
+#[test]
+fn an_address_is_what_dma_map_says() {
+    let mut client = Client::new();
+    client.drive();
+    let file = new_memory(0x4000);
+    for page in 0..4_u8 {
+        rustix::io::pwrite(&file, &[page; 0x1000], u64::from(page) << 12).unwrap();
+    }
+    for (address, page) in [(0x20_7000, 2_u8), (0x20_1000, 3), (0x20_8000, 0), (1 << 40, 1)] {
+        let map = dma_map_at(address, 0x1000, u64::from(page) << 12);
+        client.ask(2, &map, &[file.as_fd()]).unwrap();
+        let memory = client.device.latest.as_ref().unwrap();
+        let mut found = [0; 0x1000];
+        memory.read(address, &mut found).unwrap();
+        assert_eq!(found, [page; 0x1000], "{address:#x}");
+        memory.write(address, &[page + 10; 8]).unwrap();
+        let mut found = [0; 8];
+        rustix::io::pread(&file, &mut found, u64::from(page) << 12).unwrap();
+        assert_eq!(found, [page + 10; 8], "{address:#x}");
+    }
 }
 
 /// Blocks of one file that come one by one take one descriptor. A block among them can go, and come again.
