@@ -121,6 +121,20 @@ def config_with_reserved_words(_rng):
     recovers()
 
 
+def config_of_another_model(_rng):
+    """The driver works with a device of any vendor, model and version, and tells programs which one it is."""
+    before = attributes()
+    for number in (0, MAX):
+        spoilt(patch(CONFIG.vendor_id, number), patch(CONFIG.vendor_part_id, number), patch(CONFIG.hw_ver, number),
+               patch(CONFIG.fw_ver, number << 32 | number))
+        bind()
+        attr = device().attr
+        ktap.equal((attr.vendor_id, attr.vendor_part_id, attr.hw_ver), (number,) * 3, "vendor, part and version")
+        ktap.equal(attributes(), before, "attributes")
+        data_flows()
+        recovers()
+
+
 TESTS = [config_of_ones, config_of_zeros, config_of_another_revision, config_without_objects,
          config_with_queues_that_do_not_exist, config_with_huge_queues, config_of_huge_mrs,
-         config_with_reserved_words]
+         config_with_reserved_words, config_of_another_model]

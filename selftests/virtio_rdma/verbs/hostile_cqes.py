@@ -97,6 +97,28 @@ def cqe_of_too_many_bytes(_rng):
         bad_cqe("bad_cqe_byte_len", patch(CQE.byte_len, number), receive=True)
 
 
+def cqe_of_an_error(_rng):
+    """Fields that only a success has do not matter in the CQE of a work request that failed, whatever they hold."""
+    wild = [patch(CQE.byte_len, MAX), patch(CQE.src_qp, MAX), patch(CQE.wc_flags, MAX), patch(CQE.pkey_index, 0xffff),
+            patch(CQE.sl, 0xff), patch(CQE.port_num, 0xff), patch(CQE.vlan_id, 0xffff), patch(CQE.ex, MAX)]
+    for receive in (False, True):
+        watch = Watch()
+        with Pair(device()) as pair:
+            here, there = pair.a.memory(64), pair.b.memory(64)
+            pair.b.post_recv([sge(there)], wr_id=7)
+            order(on="cq", times=1, write=[patch(CQE.status, abi.WC_REM_ACCESS_ERR), *wild])
+            if receive:
+                pair.a.post_send(SEND, [sge(here)])
+                complete(pair.a.send_cq)
+            else:
+                pair.a.post_send(WRITE, [sge(here)], wr_id=7, remote=remote(there))
+            cq = pair.b.recv_cq if receive else pair.a.send_cq
+            ktap.equal(complete(cq, 1, e.IBV_WC_REM_ACCESS_ERR)[0].wr_id, 7, "wr_id")
+            honest()
+        watch.silent()
+    data_flows()
+
+
 def cqe_again(_rng):
     """The copies of a CQE name no work request that is outstanding. A buffer that is given back twice is a copy too:
     the driver has made it available again by then."""
@@ -328,7 +350,7 @@ def flood_of_cqes(_rng):
         data_flows()
 
 
-TESTS = [cqe_of_no_qp, cqe_of_no_work_request, cqe_of_the_other_kind, cqe_again, flood_of_cqes]
+TESTS = [cqe_of_no_qp, cqe_of_no_work_request, cqe_of_the_other_kind, cqe_of_an_error, cqe_again, flood_of_cqes]
 TESTS += [wrong_cqes_in_a_ring, cqe_that_never_comes, cqes_out_of_place, heads_that_change,
           ring_that_says_it_is_closed, bad_cqes_of_the_kernel, cqes_of_the_kernel_out_of_place,
           flood_of_cqes_of_the_kernel] if RINGS else [
