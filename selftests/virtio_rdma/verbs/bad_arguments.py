@@ -12,6 +12,8 @@ import tempfile
 LOG = tempfile.NamedTemporaryFile(mode="r", prefix="verbs_log")  # pylint: disable=consider-using-with
 os.environ.update(VERBS_LOG_LEVEL="4", VERBS_LOG_FILE=LOG.name)
 
+from pyverbs.addr import GID  # noqa: E402
+
 import ktap  # noqa: E402
 from rc import (AH, ALL_ACCESS, CQ, MR, PD, PORT, QP, SGE, AHAttr, Endpoint, GlobalRoute, PyverbsError,
                 QPCap, QPInitAttr, e, open_device, sge)
@@ -164,4 +166,23 @@ def log(_rng):
     end.close()
 
 
-ktap.run([create_cq, reg_mr, create_qp, create_ah, modify_qp, post, log])
+def address_of_nobody(_rng):
+    """No datagram is sent, and no QP is connected, to an address for which the network has no MAC address."""
+    if DEVICE.is_rxe:
+        raise ktap.Skip("this is about what the driver tells its device")
+    index = DEVICE.gid.gid_index
+    own = CONTEXT.query_gid(PORT, index).gid
+    # Another address of the same network.
+    nobody = own[:-2] + f"{int(own[-2:], 16) ^ 0x40:02x}"
+    numbers = (errno.ENODATA, errno.ETIMEDOUT, errno.EHOSTUNREACH)
+    pd = PD(CONTEXT)
+    route = GlobalRoute(dgid=GID(nobody), sgid_index=index, hop_limit=64)
+    fails(numbers, nobody, AH, pd, attr=AHAttr(port_num=PORT, is_global=1, gr=route))
+    end = Endpoint(DEVICE)
+    fails(numbers, nobody, end.connect, end.qp.qp_num, ah_attr=AHAttr(port_num=PORT, is_global=1, gr=route))
+    ktap.equal(end.state(), e.IBV_QPS_INIT, "state")
+    end.close()
+    pd.close()
+
+
+ktap.run([create_cq, reg_mr, create_qp, create_ah, modify_qp, post, log, address_of_nobody])
