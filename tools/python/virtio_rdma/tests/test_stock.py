@@ -20,6 +20,7 @@ from virtio_rdma.common import TOP
 from virtio_rdma.guests.cloud import CloudNetwork
 from virtio_rdma.tests import examples, ktap, networks, selftests
 from virtio_rdma.tests.networks import HANG_SECONDS
+from virtio_rdma.tests.quick_start import step
 from virtio_rdma.tests.selftests import ALONE, Program, sleeps
 
 # What says whether the driver and this kernel go together: data, each way in which an object comes and goes, the end
@@ -83,6 +84,14 @@ def naming_rule():
     return lines[1]
 
 
+def of_guest(guest, lines):
+    """Returns lines of the quick start's guest 1 as this guest has them, with its address."""
+    return lines.replace("10.0.0.1", guest.address)
+
+
+# What the lines of the quick start do not find where they are typed: cloud-init has mounted the packages, and given the
+# interface its address.
+AS_NEW = "cd /; umount /mnt; ip -4 addr flush dev eth0\n"
 # A disk over SRP is there, and gets a file.
 FIRST_DISK = """
 until [ -b /dev/sda ]; do sleep 0.1; done; mkfs.ext4 -q -L srp /dev/sda; mount /dev/sda /media
@@ -202,6 +211,26 @@ class TestPackages:
         cloud.as_user("a user's ibv_rc_pingpong")
         name = cloud.guests[0].link[0]
         cloud.in_each("the provider is loaded by itself", f"runuser -u {USER} -- ibv_devinfo -d {name}")
+
+    def test_quick_start(self, cloud, results):
+        """The lines of steps 3 and 4 of the quick start. The guests have the newer kernel already, and no ping."""
+        (install,) = re.findall(r"^(mount(?:.*\n)*)ping", step(3), re.MULTILINE)
+        jobs = [examples.start(guest, AS_NEW + of_guest(guest, install)) for guest in cloud.guests]
+        failure = "".join(job.text for job in jobs if job.wait(HANG_SECONDS))
+        results.result("quick start: both guests install the packages and have their addresses", not failure)
+        cloud.links()
+        look, *pairs = re.split(r"^(?=.*# guest 1$)", step(4), flags=re.MULTILINE)
+        job = examples.start(cloud.guests[0], look)
+        shows = job.wait(HANG_SECONDS) == 0 and re.search(r"ACTIVE(.|\n)*GID\[ +1\]:\s+::ffff:10\.0\.0\.1\b", job.text)
+        failure = failure or ("" if shows else job.text)
+        results.result("quick start: the link is active, and GID 1 is that of the address", bool(shows))
+        for pair in pairs:
+            first, second = (line.partition("  ")[0] + "\n" for line in pair.splitlines()[:2])
+            said = examples.Example("quick start", first, second).run(*cloud.guests)
+            results.result(f"quick start: {first.strip()}", not said)
+            failure += said
+        if failure:
+            results.note(failure)
 
     def test_names(self, cloud, results):
         """udev names the device after its PCI function, as others, and not if the rule of guest.md says so."""
