@@ -34,6 +34,9 @@ const FORGERIES: u32 = 1024;
 /// The most bytes of a request or a reply that are looked at. No structure is longer.
 const LONGEST: usize = 4096;
 
+/// The status of a device that runs: ACKNOWLEDGE, DRIVER, DRIVER_OK and FEATURES_OK.
+const RUNNING: u8 = 0xf;
+
 /// Wakes nobody: there is one thread, which looks for work after every message anyway.
 struct NoWake;
 
@@ -51,10 +54,17 @@ struct Place {
     held: Vec<Held>,
 }
 
+/// Until when a buffer is held.
+enum Until {
+    /// So many other buffers are given back first.
+    Buffers(u32),
+    /// It is this time.
+    Time(Instant),
+}
+
 /// A buffer that is given back later.
 struct Held {
-    /// The number of other buffers that are given back first.
-    behind: u32,
+    until: Until,
     /// The head of its chain.
     id: u32,
     /// The number of bytes that were written to it.
@@ -73,14 +83,28 @@ impl Place {
     /// Gives a buffer back, and then the buffers that waited for it.
     fn push(&mut self, id: u32, written: u32) -> Result<(), memory::MemoryError> {
         self.proxy.push(id, written)?;
-        self.held.iter_mut().for_each(|held| held.behind -= 1);
+        for held in &mut self.held {
+            if let Until::Buffers(count) = &mut held.until {
+                *count -= 1;
+            }
+        }
+        self.push_due().map(|_| ())
+    }
+
+    /// Gives the buffers back that have waited long enough. Returns whether there were any.
+    fn push_due(&mut self) -> Result<bool, memory::MemoryError> {
+        let now = Instant::now();
+        let is_due = |held: &Held| match held.until {
+            Until::Buffers(count) => count == 0,
+            Until::Time(time) => time <= now,
+        };
         let all = std::mem::take(&mut self.held);
-        let (due, held): (Vec<_>, Vec<_>) = all.into_iter().partition(|held| held.behind == 0);
+        let (due, held): (Vec<_>, Vec<_>) = all.into_iter().partition(is_due);
         self.held = held;
-        for held in due {
+        for held in &due {
             self.proxy.push(held.id, held.written)?;
         }
-        Ok(())
+        Ok(!due.is_empty())
     }
 }
 
@@ -146,6 +170,12 @@ pub struct Hostile {
     /// The number of times that the device is still to ask for a reset.
     resets: u64,
     needs_reset: bool,
+    /// The feature bits without which FEATURES_OK does not stand.
+    required: u64,
+    /// How late the device shows that the next reset is complete.
+    late_reset: Option<Duration>,
+    /// When the device shows that the reset is complete, if that is late.
+    shows_reset: Option<Instant>,
 }
 
 impl Hostile {
@@ -180,6 +210,9 @@ impl Hostile {
             hits: 0,
             resets: 0,
             needs_reset: false,
+            required: 0,
+            late_reset: None,
+            shows_reset: None,
         })
     }
 
@@ -252,8 +285,10 @@ impl Hostile {
                 self.resets = times;
                 self.ask_for_reset();
             }
+            Order::Require(bit) => self.required |= 1 << bit,
+            Order::LateReset(time) => self.late_reset = Some(Duration::from_millis(time)),
             Order::Honest => {
-                self.resets = 0;
+                (self.resets, self.required, self.late_reset) = (0, 0, None);
                 self.rules.clear();
                 self.places.values_mut().for_each(|place| place.forgeries.clear());
                 self.rings.iter_mut().for_each(Rings::end_forgeries);
@@ -465,12 +500,13 @@ impl Hostile {
         let read = chain.read(&mut command);
         let is_it = |wanted| read == Ok(1) && command[0] == wanted;
         match self.rule_for(role, |rule| rule.command.is_none_or(is_it)) {
-            Some(rule) if rule.hold != 0 => {
-                let (behind, id) = (rule.hold, chain.head.into());
-                place.held.push(Held { behind, id, written });
-                Ok(())
-            }
-            Some(rule) => self.spoil(&rule, place, chain, written),
+            Some(rule) => match until(&rule) {
+                Some(until) => {
+                    place.held.push(Held { until, id: chain.head.into(), written });
+                    Ok(())
+                }
+                None => self.spoil(&rule, place, chain, written),
+            },
             None => place.push(chain.head.into(), written),
         }
     }
@@ -499,12 +535,12 @@ impl Hostile {
             moved = true;
             self.give(role, place, &chain, written)?;
         }
-        let forged = Self::forge(place)?;
-        if forged {
+        let more = place.push_due()? | Self::forge(place)?;
+        if more {
             place.proxy.interrupt();
         }
         place.proxy.pass_interrupt();
-        Ok(moved || forged)
+        Ok(moved || more)
     }
 
     /// Returns the rule for a buffer, or for a CQE in a ring, and counts that as one use of it.
@@ -608,6 +644,12 @@ impl Hostile {
     }
 }
 
+/// Returns until when a rule holds a buffer.
+fn until(rule: &Rule) -> Option<Until> {
+    let time = rule.late.map(|late| Until::Time(Instant::now() + Duration::from_millis(late)));
+    time.or((rule.hold != 0).then_some(Until::Buffers(rule.hold)))
+}
+
 /// Makes the engine's device.
 fn engine_of(fabric: &Fabric, limits: Limits, mac: Option<[u8; 6]>, rings: bool) -> Arc<Device> {
     let name = "hostile".to_owned();
@@ -649,7 +691,17 @@ impl Backend for Hostile {
     }
 
     fn accepts(&self, features: u64) -> bool {
-        abi::is_agreement(features)
+        abi::is_agreement(features) && features & self.required == self.required
+    }
+
+    /// Shows the status of a device that runs where a reset is to seem late.
+    fn shown_status(&self, status: u8) -> u8 {
+        let is_late = self.shows_reset.is_some_and(|time| Instant::now() < time);
+        if status == 0 && is_late {
+            RUNNING
+        } else {
+            status
+        }
     }
 
     fn note(&mut self, deed: Deed) {
@@ -719,6 +771,7 @@ impl Backend for Hostile {
     }
 
     fn reset(&mut self) {
+        self.shows_reset = self.late_reset.take().map(|late| Instant::now() + late);
         self.forget_kicks();
         self.is_frozen = false;
         self.places.clear();
@@ -744,9 +797,20 @@ mod tests {
         fn signal(&self) {}
     }
 
-    /// A device whose front end has stopped a queue neither takes the driver's buffers nor writes to the used ring.
-    #[test]
-    fn a_paused_device_leaves_the_guests_memory_alone() {
+    /// A device with memory, of which the driver has one queue.
+    struct Stand {
+        device: Hostile,
+        memory: GuestMemory,
+        layout: Layout,
+        control: Virtqueue,
+    }
+
+    fn setup(layout: Layout) -> Vec<QueueSetup> {
+        let signal = Arc::new(Silent);
+        vec![QueueSetup { index: 0, layout, base: 0, kick: None, signal }]
+    }
+
+    fn stand() -> Stand {
         let fd = new_memory(0x10000);
         let region =
             GuestRegion { guest_addr: 0, len: 0x10000, fd: fd.as_fd(), offset: 0, writable: true };
@@ -755,21 +819,53 @@ mod tests {
         let events = Arc::new(Events::new().unwrap());
         let watch = Rc::new(RefCell::new(crate::Blind));
         let mut device = Hostile::new(Settings::new(false, None), watch, events).unwrap();
-        let setup = || {
-            let signal = Arc::new(Silent);
-            vec![QueueSetup { index: 0, layout, base: 0, kick: None, signal }]
-        };
-        let mut control = Virtqueue::new(layout);
         device.set_features(0);
-        device.start(&memory, setup()).unwrap();
+        device.start(&memory, setup(layout)).unwrap();
+        Stand { device, memory, layout, control: Virtqueue::new(layout) }
+    }
 
+    /// A device whose front end has stopped a queue neither takes the driver's buffers nor writes to the used ring.
+    #[test]
+    fn a_paused_device_leaves_the_guests_memory_alone() {
+        let Stand { mut device, memory, layout, mut control } = stand();
         device.freeze();
         control.add(&memory, 0, &[(0x3000, 8, false), (0x4000, 8, true)]);
         assert_eq!(device.turn(), (false, Next::Idle));
         assert_eq!(control.used_index(&memory), 0);
 
-        device.thaw(setup()).unwrap();
+        device.thaw(setup(layout)).unwrap();
         while device.turn().0 {}
         assert_eq!(control.used_index(&memory), 1);
+    }
+
+    #[test]
+    fn a_late_reply_comes_behind_others() {
+        let Stand { mut device, memory, mut control, .. } = stand();
+        device.obey(Order::parse(r#"{"on": "control", "late": 3600000}"#).unwrap());
+        device.obey(Order::parse(r#"{"on": "control", "late": 1}"#).unwrap());
+        for head in [0, 2, 4] {
+            control.add(&memory, head, &[(0x3000, 8, false), (0x4000, 8, true)]);
+        }
+        while control.used_index(&memory) < 2 {
+            device.turn();
+        }
+        let mut heads = [0; 2].map(|_| control.take(&memory).unwrap().0);
+        heads.sort_unstable();
+        assert_eq!(heads, [2, 4]);
+    }
+
+    #[test]
+    fn a_reset_shows_late_and_features_are_refused() {
+        let Stand { mut device, .. } = stand();
+        let rings = 1 << 32 | 1 << VIRTIO_RDMA_F_RINGS;
+        assert!(device.accepts(rings));
+        device.obey(Order::parse(r#"{"require": 36}"#).unwrap());
+        assert!(!device.accepts(rings) && device.accepts(rings | 1 << 36));
+        device.obey(Order::parse(r#"{"late_reset": 3600000}"#).unwrap());
+        assert_eq!(device.shown_status(0), 0);
+        device.reset();
+        assert_eq!((device.shown_status(0), device.shown_status(3)), (RUNNING, 3));
+        device.reset();
+        assert_eq!(device.shown_status(0), 0);
     }
 }

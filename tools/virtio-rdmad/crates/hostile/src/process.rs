@@ -127,6 +127,7 @@ impl Process {
         let mut unread = false;
         while !self.has_ended(end) {
             self.device.obey_watch();
+            self.ask_for_reset();
             if unread {
                 unread = self.serve();
             }

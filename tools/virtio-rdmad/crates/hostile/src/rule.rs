@@ -9,6 +9,8 @@
 //! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | changes the configuration space |
 //! | `{"poke": "qp", "cq" or "srq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings of that kind |
 //! | `{"needs_reset": N}` | sets DEVICE_NEEDS_RESET now, and each time that the driver starts the device, N times in all |
+//! | `{"require": BIT}` | lets FEATURES_OK stand no more without this feature bit, which it need not offer |
+//! | `{"late_reset": MS}` | shows only so many milliseconds after the next reset that it is complete |
 //! | `{"honest": true}` | ends all of this; what has happened stays |
 //!
 //! QUEUE is "control", "cq", "sq", "rq", "event", "comp" (completion events) or "doorbell" and means all
@@ -81,6 +83,8 @@ pub struct Rule {
     /// The number of other buffers of the queue that are given back first. So the guest can see what the device did
     /// before the device says that it is done.
     pub hold: u32,
+    /// The number of milliseconds after which the buffer is given back. Other buffers are given back meanwhile.
+    pub late: Option<u64>,
     /// Whether the buffer is given back twice.
     pub twice: bool,
     /// The distance by which the used index jumps afterwards.
@@ -104,6 +108,10 @@ pub enum Order {
     Config(Config),
     /// Asks the driver for a reset at once, and whenever it starts the device, this many times in all.
     NeedsReset(u64),
+    /// Lets FEATURES_OK stand no more without this feature bit.
+    Require(u32),
+    /// Shows only so many milliseconds after the next reset that it is complete.
+    LateReset(u64),
     /// Ends all rules and forgeries.
     Honest,
 }
@@ -142,10 +150,17 @@ impl Order {
         if let Some(times) = number(&value, "needs_reset")? {
             return Ok(Self::NeedsReset(times));
         }
+        if let Some(bit) = number(&value, "require")? {
+            return if bit < 64 { Ok(Self::Require(bit)) } else { Err(format!("no bit is {bit}")) };
+        }
+        if let Some(time) = number(&value, "late_reset")? {
+            return Ok(Self::LateReset(time));
+        }
         if value.get("honest").is_some() {
             return Ok(Self::Honest);
         }
-        Err("none of on, forge, interrupt, poke, config, needs_reset, honest".to_owned())
+        let known = "on, forge, interrupt, poke, config, needs_reset, require, late_reset, honest";
+        Err(format!("none of {known}"))
     }
 }
 
@@ -210,6 +225,7 @@ fn rule(role: Role, value: &Value) -> Result<Rule, String> {
         id: number(value, "id")?,
         keep: says("keep"),
         hold: number(value, "hold")?.unwrap_or(0),
+        late: number(value, "late")?,
         twice: says("twice"),
         jump: number(value, "jump")?.unwrap_or(0),
         then: list(value, "then", forgery)?,
@@ -253,6 +269,8 @@ mod tests {
             r#"{"forge": "event"}"#,
             r#"{"poke": "mr", "at": 0, "bytes": "00"}"#,
             r#"{"poke": "qp", "bytes": "00"}"#,
+            r#"{"require": 64}"#,
+            r#"{"late_reset": "long"}"#,
         ] {
             assert!(Order::parse(wrong).is_err(), "{wrong}");
         }

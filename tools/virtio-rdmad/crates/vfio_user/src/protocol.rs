@@ -640,8 +640,11 @@ impl VfioUser {
             return vec![0; len];
         }
         if let Some(at) = pci::COMMON.hit(offset, len) {
-            self.registers.deed_of_read(at, len).into_iter().for_each(|deed| backend.note(deed));
-            return self.registers.read(at, len);
+            let status = backend.shown_status(self.registers.status());
+            if let Some(deed) = Registers::deed_of_read(at, len, status) {
+                backend.note(deed);
+            }
+            return self.registers.read(at, len, status);
         }
         if pci::ISR.hit(offset, len).is_some() {
             return vec![self.interrupts.take_isr()];

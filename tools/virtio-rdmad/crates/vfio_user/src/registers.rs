@@ -271,8 +271,13 @@ impl Registers {
         }
     }
 
-    /// Returns the bytes at an offset. Bytes that belong to no field are zero.
-    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+    /// Returns the device status.
+    pub fn status(&self) -> u8 {
+        self.status
+    }
+
+    /// Returns the bytes at an offset, with this device status. Bytes that belong to no field are zero.
+    pub fn read(&self, at: usize, len: usize, status: u8) -> Vec<u8> {
         let mut image = [0u8; field::END];
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
         put(field::DEVICE_FEATURE_SELECT, &self.device_select.to_le_bytes());
@@ -281,7 +286,7 @@ impl Registers {
         put(field::DRIVER_FEATURE, &half(self.accepted, self.driver_select).to_le_bytes());
         put(field::CONFIG_VECTOR, &self.config.get().to_le_bytes());
         put(field::NUM_QUEUES, &(self.vectors - 1).to_le_bytes());
-        put(field::STATUS, &[self.status]);
+        put(field::STATUS, &[status]);
         put(field::QUEUE_SELECT, &self.queue_select.to_le_bytes());
         if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
             put(field::QUEUE_SIZE, &queue.size.to_le_bytes());
@@ -295,9 +300,10 @@ impl Registers {
         image.get(at..at + len).map_or_else(|| vec![0; len], <[u8]>::to_vec)
     }
 
-    /// Returns what a driver does that reads bytes at an offset, if that is more than a look at a register.
-    pub fn deed_of_read(&self, at: usize, len: usize) -> Option<Deed> {
-        (at..at + len).contains(&field::STATUS).then_some(Deed::ReadStatus(self.status))
+    /// Returns what a driver does that reads bytes at an offset, with this device status, if that is more than a look
+    /// at a register.
+    pub fn deed_of_read(at: usize, len: usize, status: u8) -> Option<Deed> {
+        (at..at + len).contains(&field::STATUS).then_some(Deed::ReadStatus(status))
     }
 
     /// Returns what a driver does that writes a register, if that is more than a value of the register.

@@ -66,6 +66,12 @@ pub trait Backend {
         true
     }
 
+    /// Returns the device status that a driver reads which finds this one. It is another one only where a device of
+    /// tests misbehaves, and only where the driver reads the status from the device.
+    fn shown_status(&self, status: u8) -> u8 {
+        status
+    }
+
     /// Takes the feature bits that the driver has agreed on, before the first queue starts. A reset that is not done
     /// comes to its end before.
     fn set_features(&mut self, features: u64);
