@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::{value_parser, Args, Parser, Subcommand};
 use conform::observer::observe;
-use conform::observer::provoke::{self, Provoker};
+use conform::observer::provoke::{self, Provoker, Times};
 use conform::port::{Attach, InProcess, Network, VfioUser, VhostUser};
 use conform::report::Report;
 use conform::suite::{all, Run, Settings, Suite};
@@ -205,7 +205,8 @@ fn judge_driver(options: Driver) -> Result<bool, Error> {
         return Ok(true);
     }
     let find = |name: String| {
-        Provoker::new(&name).ok_or_else(|| format!("no provocation is called {name}, see list"))
+        let provoker = Provoker::new(&name, Times::default());
+        provoker.ok_or_else(|| format!("no provocation is called {name}, see list"))
     };
     let provoker = options.provoke.map(find).transpose()?;
     let Place { vhost_user, vfio_user } = options.place;

@@ -15,7 +15,7 @@ use conform::bench::{Bench, End, Link};
 use conform::driver::{Driver, MEMORY};
 use conform::journal::Journal;
 use conform::objects::Shape;
-use conform::observer::provoke::{self, Provoker};
+use conform::observer::provoke::{self, Provoker, Times};
 use conform::observer::{observe, DriverReport};
 use conform::outcome::Outcome;
 use conform::port::{Attach, Memory, VfioUser, VhostUser, F_ACCESS_PLATFORM, F_VERSION_1};
@@ -30,7 +30,7 @@ use zerocopy::{FromZeros, IntoBytes};
 const RC: u32 = VIRTIO_RDMA_QPT_RC;
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 /// How long the observer waits for a doorbell, or for a buffer of events.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The time after which the observer has looked at everything.
 const LOOKED: Duration = Duration::from_millis(250);
 /// The features of a driver with which most clauses can be judged.
@@ -812,23 +812,51 @@ fn rings_with_a_defect() {
 
 // Provocations.
 
+/// A driver is provoked when it has sent the commands of [`begin_and_connect`]. The provoker waits so long that a
+/// driver of the tests is not late because the machine is busy.
+const TIMES: Times = Times {
+    commands: 15,
+    settled: Duration::ZERO,
+    watched: Duration::from_millis(1500),
+    on_its_way: Duration::from_millis(1500),
+    silence: [Duration::from_millis(1500), Duration::from_secs(3), Duration::from_secs(60)],
+    slack: Duration::from_millis(25),
+};
+/// The time after which a driver that must go on has done so.
+const WATCHED: Duration = Duration::from_millis(1800);
+
+/// Runs a driver that is provoked, and returns what is told of it.
+fn provoke(
+    name: &str,
+    is_vfio: bool,
+    run: impl FnOnce(&mut Bench) -> Outcome,
+) -> (DriverReport, &'static [&'static str]) {
+    let (report, _) = judge_with(is_vfio, 0, Provoker::new(name, TIMES), run);
+    let what = provoke::ALL.iter().find(|what| what.name == name).unwrap();
+    (report, what.clauses)
+}
+
 /// Runs a driver that is provoked. Returns the clauses that it breaks, and those of the provocation that it keeps.
 fn provoked(
     name: &str,
     is_vfio: bool,
     run: impl FnOnce(&mut Bench) -> Outcome,
 ) -> (Vec<&'static str>, Vec<&'static str>) {
-    let (report, _) = judge_with(is_vfio, 0, Provoker::new(name), run);
-    let what = provoke::ALL.iter().find(|what| what.name == name).unwrap();
+    let (report, clauses) = provoke(name, is_vfio, run);
     let is_kept = |clause: &&&str| report.mark(clause) == Mark::Pass;
-    (report.with(Mark::Fail), what.clauses.iter().filter(is_kept).copied().collect())
+    (report.with(Mark::Fail), clauses.iter().filter(is_kept).copied().collect())
 }
 
-/// Begins, and sends so many commands that the driver is provoked, and waits for that.
-fn begin_and_wait(t: &mut Bench) -> Outcome {
+/// Begins, and sends so many commands that the driver is provoked before the next one.
+fn begin_and_connect(t: &mut Bench) -> Outcome {
     begin(t)?;
-    t.connection()?;
-    t.a().pause(Duration::from_millis(1500))
+    t.connection().map(|_| ())
+}
+
+/// Begins, and sends the command before which the driver is provoked.
+fn begin_and_wait(t: &mut Bench) -> Outcome {
+    begin_and_connect(t)?;
+    t.a().create_pd().map(|_| ())
 }
 
 #[test]
@@ -857,9 +885,9 @@ fn events_that_are_ignored() {
     for name in ["event-unknown", "event-of-no-object", "completion-of-no-cq"] {
         let (broken, kept) = provoked(name, false, |t| {
             begin_and_wait(t)?;
+            t.a().pause(WATCHED)?;
             // The suite's driver takes no event that is not listed. It adds the buffer again.
             let _ = t.a().take_events();
-            t.a().pause(Duration::from_secs(3))?;
             t.a().create_pd().map(|_| ())
         });
         assert_eq!((&broken[..], kept.len()), (&[][..], 1), "{name}");
@@ -873,7 +901,7 @@ fn events_that_are_ignored() {
 }
 
 #[test]
-fn device_fatal_and_silence() {
+fn device_fatal() {
     let resets = provoked("device-fatal", true, |t| {
         begin_and_wait(t)?;
         t.a().port.reset()
@@ -881,15 +909,46 @@ fn device_fatal_and_silence() {
     assert_eq!(resets, (vec![], vec!["V-EVT-05"]));
     let goes_on = provoked("device-fatal", false, |t| {
         begin_and_wait(t)?;
-        t.a().pause(Duration::from_secs(6))?;
+        t.a().pause(WATCHED)?;
         t.a().create_pd().map(|_| ())
     });
-    assert_eq!(goes_on.0, ["V-EVT-05"]);
-    let hurries = provoked("no-reply", true, |t| {
-        begin_and_wait(t)?;
+    assert_eq!(goes_on, (vec!["V-EVT-05"], vec![]));
+}
+
+/// Sends a command that gets no reply, and resets the device after this time.
+fn reset_after(time: Duration) -> (DriverReport, &'static [&'static str]) {
+    provoke("no-reply", true, |t| {
+        begin_and_connect(t)?;
         t.a().send_request(&[VIRTIO_RDMA_CMD_CREATE_PD as u8], 16)?;
-        t.a().pause(Duration::from_secs(2))?;
+        t.a().pause(time)?;
         t.a().port.reset()
+    })
+}
+
+#[test]
+fn silence() {
+    let (waits, clauses) = reset_after(TIMES.silence[1] + LOOKED);
+    assert_eq!(waits.with(Mark::Fail), [""; 0]);
+    clauses.iter().for_each(|clause| assert_eq!(waits.mark(clause), Mark::Pass, "{clause}"));
+    let (hurries, _) = reset_after(Duration::ZERO);
+    assert_eq!(hurries.with(Mark::Fail), ["V-FAIL-05"]);
+    // V-FAIL-06 is a SHOULD.
+    let (waits_less, _) = reset_after(TIMES.silence[0] + LOOKED);
+    assert_eq!(waits_less.with(Mark::Fail), [""; 0]);
+    assert_eq!(waits_less.mark("V-FAIL-05"), Mark::Pass);
+    assert_eq!(waits_less.mark("V-FAIL-06"), Mark::NotJudged);
+    assert!(waits_less.missed("V-FAIL-06").unwrap().expected.contains("60 seconds"));
+    let reason = &waits_less.json()["clauses"]["V-FAIL-06"]["reason"];
+    assert!(reason.as_str().unwrap().starts_with("SHOULD"), "{reason}");
+}
+
+#[test]
+fn a_reset_that_never_comes() {
+    let times = Times { silence: [TIMES.slack; 3], ..TIMES };
+    let (report, _) = judge_with(false, 0, Provoker::new("no-reply", times), |t| {
+        begin_and_connect(t)?;
+        t.a().send_request(&[VIRTIO_RDMA_CMD_CREATE_PD as u8], 16)?;
+        t.a().pause(LOOKED)
     });
-    assert_eq!(hurries, (vec!["V-FAIL-05"], vec![]));
+    assert_eq!(report.with(Mark::Fail), ["V-FAIL-08"]);
 }

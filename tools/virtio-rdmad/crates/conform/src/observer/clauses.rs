@@ -69,7 +69,7 @@ pub const JUDGED: &[(&str, &str)] = &[
 pub const ELSEWHERE: &str = "V-TERM-01 V-TERM-02 V-TERM-04 V-TERM-06 V-MEM-01 V-MEM-02 \
     V-FEAT-03 V-FEAT-07 V-FEAT-08 V-FEAT-10 \
     V-CFG-04 V-CFG-14 V-CFG-15 V-CFG-16 V-INIT-03 V-INIT-04 V-INIT-05 V-INIT-06 V-INIT-07 V-RST-02 \
-    V-RST-03 V-FAIL-01 V-FAIL-02 V-FAIL-03 V-FAIL-04 V-FAIL-06 V-FAIL-07 V-FAIL-09 V-CTRL-01 V-CTRL-02 \
+    V-RST-03 V-FAIL-01 V-FAIL-02 V-FAIL-03 V-FAIL-04 V-FAIL-07 V-FAIL-09 V-CTRL-01 V-CTRL-02 \
     V-CTRL-03 V-CTRL-04 V-MR-06 V-MR-07 V-MR-08 V-RING-01 V-RING-07 V-RING-20 V-RING-30 V-RING-31 \
     V-RING-32 V-RING-33 V-RING-34 V-RING-35 V-RING-36 V-RING-37 V-RING-38 V-RING-52 V-RING-53 V-RING-54 \
     V-RING-55 V-RING-60 V-WQE-10 V-WQE-15 V-WQE-16 V-CQ-01 V-CQ-03 V-CQ-04 V-CQ-10 V-CQ-11 V-CQ-20 \
@@ -98,13 +98,15 @@ mod tests {
         found
     }
 
+    /// More than one provocation may be about a clause, and one that a device that only watches judges as well.
     #[test]
-    fn each_clause_for_drivers_is_here_once() {
-        let judged = JUDGED.iter().map(|(clause, _)| *clause);
+    fn each_clause_for_drivers_is_judged_or_elsewhere() {
+        let judged: BTreeSet<&str> = JUDGED.iter().map(|(clause, _)| *clause).collect();
+        assert_eq!(judged.len(), JUDGED.len());
         let provoked = provoke::ALL.iter().flat_map(|what| what.clauses).copied();
-        let all: Vec<String> =
-            judged.chain(provoked).chain(ELSEWHERE.split(' ')).map(str::to_owned).collect();
-        let once: BTreeSet<String> = all.iter().cloned().collect();
+        let here: BTreeSet<&str> = judged.into_iter().chain(provoked).collect();
+        let all: Vec<&str> = here.into_iter().chain(ELSEWHERE.split(' ')).collect();
+        let once: BTreeSet<String> = all.iter().map(|clause| (*clause).to_owned()).collect();
         assert_eq!(all.len(), once.len());
         assert_eq!(once, of_the_text());
     }

@@ -17,6 +17,8 @@ pub struct Judgement {
     pub broken: u64,
     /// The first failures.
     pub failures: Vec<Failure>,
+    /// How the driver does not do what the clause says that it SHOULD do.
+    pub missed: Option<Failure>,
 }
 
 /// The notes of a driver.
@@ -44,17 +46,23 @@ impl Notes {
 
     /// Notes that the driver breaks a clause.
     pub fn fail(&mut self, clause: &'static str, what: &str, expected: &str, got: &str) {
+        let failure = self.failure(clause, what, expected, got);
         let judgement = self.clauses.entry(clause).or_default();
         judgement.broken += 1;
         if judgement.broken <= MOST {
-            judgement.failures.push(Failure {
-                clause: clause.into(),
-                what: what.into(),
-                expected: expected.into(),
-                got: got.into(),
-                step: self.step.clone(),
-            });
+            judgement.failures.push(failure);
         }
+    }
+
+    /// Notes that the driver does not do what a clause says that it SHOULD do.
+    pub fn miss(&mut self, clause: &'static str, what: &str, expected: &str, got: &str) {
+        let failure = self.failure(clause, what, expected, got);
+        self.clauses.entry(clause).or_default().missed.get_or_insert(failure);
+    }
+
+    fn failure(&self, clause: &str, what: &str, expected: &str, got: &str) -> Failure {
+        let [clause, what, expected, got] = [clause, what, expected, got].map(str::to_owned);
+        Failure { clause, what, expected, got, step: self.step.clone() }
     }
 
     /// Judges a clause by a condition. The text says what was looked at, what is expected, and what came.

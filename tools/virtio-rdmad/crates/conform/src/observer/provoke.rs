@@ -7,17 +7,39 @@ use hostile::Order;
 
 use super::notes::Notes;
 
-/// How long the driver runs before it is provoked, and how many commands it sends before.
-const SETTLED: (Duration, u64) = (Duration::from_secs(1), 4);
-/// How long a driver that must ignore something is watched.
-const IGNORES: Duration = Duration::from_secs(3);
-/// How long a command may be on its way that the driver has sent before it learns that the device has failed.
-const LATE: Duration = Duration::from_secs(5);
-/// The least and the most time after which a driver resets a device that does not reply. V-FAIL-05 has the first one;
-/// the other one is twice what V-FAIL-06 has.
-const SILENCE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(120)];
-/// How much earlier than that an answer in time may seem to be, because the device took the request late.
-const SLACK: Duration = Duration::from_millis(500);
+/// What is looked at.
+const WHAT: &str = "what the driver does";
+
+/// When the driver is provoked, and how long the provoker waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// How many commands the driver sends before it is provoked.
+    pub commands: u64,
+    /// How long the driver runs before it is provoked.
+    pub settled: Duration,
+    /// How long a driver that must go on is watched.
+    pub watched: Duration,
+    /// How long a command may be on its way that the driver has sent before it learns that the device has failed.
+    pub on_its_way: Duration,
+    /// The least time after which a driver resets a device that does not reply, by V-FAIL-05, the one that V-FAIL-06
+    /// asks for, and twice that, which is the most.
+    pub silence: [Duration; 3],
+    /// How much earlier than that an answer in time may seem to be, because the device took the request late.
+    pub slack: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            commands: 4,
+            settled: Duration::from_secs(1),
+            watched: Duration::from_secs(3),
+            on_its_way: Duration::from_secs(5),
+            silence: [30, 60, 120].map(Duration::from_secs),
+            slack: Duration::from_millis(500),
+        }
+    }
+}
 
 /// What a driver must do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -97,16 +119,23 @@ pub const ALL: &[Provocation] = &[
     },
     Provocation {
         name: "no-reply",
-        clauses: &["V-FAIL-08", "V-FAIL-05"],
+        clauses: &["V-FAIL-08", "V-FAIL-05", "V-FAIL-06"],
         answer: Answer::Waits,
         orders: &[r#"{"on": "control", "keep": true}"#],
     },
 ];
 
+/// Returns the names of the provocations that are about a clause.
+pub fn names(clause: &str) -> String {
+    let about = ALL.iter().filter(|what| what.clauses.contains(&clause));
+    about.map(|what| what.name).collect::<Vec<_>>().join(" or ")
+}
+
 /// Provokes a driver, and judges what it does.
 #[derive(Debug)]
 pub struct Provoker {
     what: Provocation,
+    times: Times,
     /// Since when the device runs.
     begun: Option<Instant>,
     /// When the driver was provoked.
@@ -120,10 +149,10 @@ pub struct Provoker {
 
 impl Provoker {
     /// Returns one with the provocation of this name.
-    pub fn new(name: &str) -> Option<Self> {
+    pub fn new(name: &str, times: Times) -> Option<Self> {
         let what = *ALL.iter().find(|what| what.name == name)?;
         let (begun, done) = (None, None);
-        Some(Self { what, begun, done, was_there: false, is_judged: false, is_left: false })
+        Some(Self { what, times, begun, done, was_there: false, is_judged: false, is_left: false })
     }
 
     fn orders(&mut self) -> Vec<Order> {
@@ -133,9 +162,8 @@ impl Provoker {
 
     /// Returns the orders that are due. The driver has sent so many commands.
     pub fn due(&mut self, commands: u64) -> Vec<Order> {
-        let (time, least) = SETTLED;
-        let is_settled =
-            commands >= least && self.begun.is_some_and(|begun| begun.elapsed() >= time);
+        let has_run = |begun: Instant| begun.elapsed() >= self.times.settled;
+        let is_settled = commands >= self.times.commands && self.begun.is_some_and(has_run);
         if self.done.is_none() && (self.what.answer == Answer::Refuses || is_settled) {
             return self.orders();
         }
@@ -164,7 +192,7 @@ impl Provoker {
     pub fn note_command(&mut self, notes: &mut Notes) {
         let Some(took) = self.done.map(|done| done.elapsed()) else { return };
         match self.what.answer {
-            Answer::Resets if took > LATE => {
+            Answer::Resets if took > self.times.on_its_way => {
                 let got = format!("a command after {} ms", took.as_millis());
                 self.fail(notes, self.what.clauses[0], "a reset before the next command", &got);
             }
@@ -188,16 +216,29 @@ impl Provoker {
         };
         let got = format!("a reset after {} ms", took.as_millis());
         match self.what.answer {
-            Answer::Ignores if took < IGNORES => {
+            Answer::Ignores if took < self.times.watched => {
                 self.fail(notes, self.what.clauses[0], "no reset", &got);
             }
             Answer::Refuses | Answer::Ignores => {}
             Answer::Waits if !self.was_there => {}
-            Answer::Waits if took + SLACK < SILENCE[0] => {
-                self.fail(notes, "V-FAIL-05", "a wait of 30 seconds or more", &got);
-            }
-            Answer::Resets | Answer::Waits => self.pass(notes),
+            Answer::Waits => self.judge_wait(notes, took),
+            Answer::Resets => self.pass(notes),
         }
+    }
+
+    /// Judges how long the driver has waited for a reply before it has reset the device.
+    fn judge_wait(&mut self, notes: &mut Notes, took: Duration) {
+        let got = format!("a reset after {} ms", took.as_millis());
+        let has_waited = |least: Duration| took + self.times.slack >= least;
+        let [must, should] = [self.times.silence[0], self.times.silence[1]].map(has_waited);
+        if !must {
+            return self.fail(notes, "V-FAIL-05", "a wait of 30 seconds or more", &got);
+        }
+        if !should && !self.is_judged {
+            self.step(notes);
+            notes.miss("V-FAIL-06", WHAT, "a wait of 60 seconds", &got);
+        }
+        self.pass(notes);
     }
 
     /// Judges what shows by and by.
@@ -206,8 +247,8 @@ impl Provoker {
             return;
         };
         match self.what.answer {
-            Answer::Ignores if took >= IGNORES => self.pass(notes),
-            Answer::Waits if self.was_there && took > SILENCE[1] => {
+            Answer::Ignores if took >= self.times.watched => self.pass(notes),
+            Answer::Waits if self.was_there && took > self.times.silence[2] => {
                 self.fail(notes, self.what.clauses[0], "a reset within 120 seconds", "none");
             }
             _ => {}
@@ -229,9 +270,13 @@ impl Provoker {
 
     fn fail(&mut self, notes: &mut Notes, clause: &'static str, expected: &str, got: &str) {
         if !std::mem::replace(&mut self.is_judged, true) {
-            notes.step(format!("provocation {}", self.what.name));
-            notes.fail(clause, "what the driver does", expected, got);
+            self.step(notes);
+            notes.fail(clause, WHAT, expected, got);
         }
+    }
+
+    fn step(&self, notes: &mut Notes) {
+        notes.step(format!("provocation {}", self.what.name));
     }
 }
 

@@ -9,6 +9,7 @@ use serde_json::{json, Value};
 use super::clauses::{ELSEWHERE, JUDGED};
 use super::notes::{Judgement, Notes};
 use super::provoke;
+use crate::outcome::Failure;
 use crate::report::Mark;
 
 /// The reason for which a clause is not judged that does not show to a device that only watches.
@@ -17,12 +18,13 @@ const NOT_HERE: &str = "not judged here: a device that only watches does not see
 /// Returns the clauses that may be judged, with the reason for which one is not.
 fn rows() -> Vec<(&'static str, String)> {
     let judged = JUDGED.iter().map(|(clause, reason)| (*clause, (*reason).to_owned()));
-    let provoked = provoke::ALL.iter().flat_map(|what| {
-        what.clauses
-            .iter()
-            .map(|clause| (*clause, format!("not provoked: --provoke {}", what.name)))
-    });
-    judged.chain(provoked).collect()
+    let mut rows: Vec<_> = judged.collect();
+    for clause in provoke::ALL.iter().flat_map(|what| what.clauses) {
+        if rows.iter().all(|(other, _)| other != clause) {
+            rows.push((*clause, format!("not provoked: --provoke {}", provoke::names(clause))));
+        }
+    }
+    rows
 }
 
 /// What is told of a driver.
@@ -41,7 +43,7 @@ impl DriverReport {
     pub fn mark(&self, clause: &str) -> Mark {
         match self.clauses.get(clause) {
             Some(judgement) if judgement.broken > 0 => Mark::Fail,
-            Some(judgement) if judgement.kept > 0 => Mark::Pass,
+            Some(judgement) if judgement.kept > 0 && judgement.missed.is_none() => Mark::Pass,
             _ => Mark::NotJudged,
         }
     }
@@ -49,6 +51,17 @@ impl DriverReport {
     /// Returns the clauses with this result.
     pub fn with(&self, mark: Mark) -> Vec<&'static str> {
         rows().iter().map(|row| row.0).filter(|clause| self.mark(clause) == mark).collect()
+    }
+
+    /// Returns how the driver does not do what this clause says that it SHOULD do.
+    pub fn missed(&self, clause: &str) -> Option<&Failure> {
+        self.clauses.get(clause).and_then(|judgement| judgement.missed.as_ref())
+    }
+
+    /// Returns the reason for which a clause is not judged. `why` is that of one that nothing puts to the test.
+    fn reason(&self, clause: &str, why: String) -> String {
+        let missed = self.missed(clause);
+        missed.map_or(why, |it| format!("SHOULD: expected {}, got {}", it.expected, it.got))
     }
 
     /// Returns what was judged of a clause.
@@ -68,7 +81,10 @@ impl DriverReport {
         for (number, (clause, reason)) in (1..).zip(rows) {
             match self.mark(clause) {
                 Mark::Pass => writeln!(out, "ok {number} {clause}")?,
-                Mark::NotJudged => writeln!(out, "ok {number} {clause} # SKIP {reason}")?,
+                Mark::NotJudged => {
+                    let reason = self.reason(clause, reason);
+                    writeln!(out, "ok {number} {clause} # SKIP {reason}")?;
+                }
                 Mark::Fail => {
                     let judgement = self.of(clause).cloned().unwrap_or_default();
                     for failure in &judgement.failures {
@@ -100,7 +116,7 @@ impl DriverReport {
                     value["broken"] = json!(it.broken);
                     value["failures"] = json!(it.failures);
                 }
-                None => value["reason"] = json!(reason),
+                None => value["reason"] = json!(self.reason(clause, reason)),
             }
             (clause.to_owned(), value)
         });
