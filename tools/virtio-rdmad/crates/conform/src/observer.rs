@@ -85,8 +85,11 @@ impl Observer {
         is_vfio: bool,
         offered: u64,
         patience: Duration,
-        provoker: Option<Provoker>,
+        mut provoker: Option<Provoker>,
     ) -> Self {
+        if is_vfio {
+            provoker.iter_mut().for_each(Provoker::set_sees_status);
+        }
         let config = virtio_rdma_config::new_zeroed();
         let commands = requests::all().into_iter().map(|command| (command.number, command));
         Self {
@@ -116,12 +119,14 @@ impl Observer {
 
     /// Returns what is told of the driver at the end.
     pub fn report(&mut self) -> DriverReport {
-        self.provoke(Provoker::finish);
+        let is_in_vain = self.setup.is_in_vain(self.patience);
+        self.provoke(|provoker, notes| provoker.finish(notes, is_in_vain));
         DriverReport::new(&self.notes)
     }
 
     /// Notes that the device runs.
     fn begin(&mut self) {
+        self.setup.note_start();
         self.provoke(Provoker::note_start);
         let numbering = self.numbering;
         if numbering.count() > 1 {
@@ -137,6 +142,7 @@ impl Observer {
         if self.objects.cqs.values().all(|cq| cq.produced == 0) {
             return;
         }
+        self.provoke(Provoker::note_work);
         let accepted = self.agreement.features;
         if self.offered == 1 << VIRTIO_RDMA_F_RINGS {
             self.notes.pass("V-FEAT-02");
@@ -159,9 +165,7 @@ impl Observer {
 
 impl Watch for Observer {
     fn note(&mut self, deed: Deed) {
-        if matches!(deed, Deed::ReadConfig { .. }) {
-            self.provoke(|provoker, _| provoker.note_look());
-        }
+        self.provoke(|provoker, notes| provoker.note_deed(notes, deed));
         self.setup.note(&mut self.notes, deed);
     }
 
@@ -199,8 +203,9 @@ impl Watch for Observer {
 
     fn request(&mut self, memory: &GuestMemory, request: &[u8], room: usize) {
         self.count += 1;
-        self.provoke(Provoker::note_command);
         let number = request.first().copied().map_or(0, u32::from);
+        let body = request.get(1..).unwrap_or_default();
+        self.provoke(|provoker, notes| provoker.note_command(notes, number, body));
         let Some(command) = self.commands.get(&number) else {
             self.notes.step(format!("command {}", self.count));
             let expected = "one that is listed";
@@ -216,7 +221,7 @@ impl Watch for Observer {
         let Self { notes, objects, agreement, .. } = self;
         let mut look = Look { notes, memory, objects, agreement };
         let mut kept = look.request(command, request, room);
-        kept.extend(self.keep_queues(memory, number, request.get(1..).unwrap_or_default()));
+        kept.extend(self.keep_queues(memory, number, body));
         if !kept.is_empty() {
             self.kept.insert(self.head, kept);
         }
@@ -225,6 +230,9 @@ impl Watch for Observer {
     fn reply(&mut self, memory: &GuestMemory, request: &[u8], reply: &[u8]) {
         rings::count_cqes(memory, &mut self.objects);
         let Some((number, body)) = request.split_first() else { return };
+        if self.provoker.as_mut().is_some_and(|provoker| provoker.spoils((*number).into(), reply)) {
+            return;
+        }
         control::note_reply(memory, &mut self.objects, (*number).into(), body, reply);
     }
 
@@ -297,11 +305,12 @@ impl Watch for Observer {
 /// Serves a device to a driver until the end, and judges the driver.
 pub fn observe(
     socket: &Socket,
-    settings: Settings,
+    mut settings: Settings,
     end: End,
     patience: Duration,
     provoker: Option<Provoker>,
 ) -> Result<DriverReport, Box<dyn std::error::Error>> {
+    settings.with |= provoker.as_ref().map_or(0, Provoker::offers);
     let offered = settings.offered();
     let observer = Observer::new(socket.is_vfio(), offered, patience, provoker);
     let observer = Rc::new(RefCell::new(observer));

@@ -18,7 +18,9 @@ use conform::objects::Shape;
 use conform::observer::provoke::{self, Provoker, Times};
 use conform::observer::{observe, DriverReport};
 use conform::outcome::Outcome;
-use conform::port::{Attach, Memory, VfioUser, VhostUser, F_ACCESS_PLATFORM, F_VERSION_1};
+use conform::port::{
+    Attach, Memory, VfioUser, VhostUser, F_ACCESS_PLATFORM, F_ORDER_PLATFORM, F_VERSION_1,
+};
 use conform::report::Mark;
 use hostile::{Settings, Socket};
 use rand::SeedableRng as _;
@@ -821,6 +823,7 @@ const TIMES: Times = Times {
     on_its_way: Duration::from_millis(1500),
     silence: [Duration::from_millis(1500), Duration::from_secs(3), Duration::from_secs(60)],
     slack: Duration::from_millis(25),
+    haste: 20,
 };
 /// The time after which a driver that must go on has done so.
 const WATCHED: Duration = Duration::from_millis(1800);
@@ -859,9 +862,14 @@ fn begin_and_wait(t: &mut Bench) -> Outcome {
     t.a().create_pd().map(|_| ())
 }
 
+/// Returns whether a provocation is by a configuration that no device may have.
+fn is_config(name: &str) -> bool {
+    name.starts_with("config-") && name != "config-other-maker"
+}
+
 #[test]
 fn configurations_that_are_refused() {
-    let configurations = provoke::ALL.iter().filter(|what| what.name.starts_with("config-"));
+    let configurations = provoke::ALL.iter().filter(|what| is_config(what.name));
     for (what, is_vfio) in configurations.zip([true, false].into_iter().cycle()) {
         let refuses = provoked(what.name, is_vfio, |t| t.a().read_config());
         assert_eq!(refuses, (vec![], what.clauses.to_vec()), "{}", what.name);
@@ -880,75 +888,303 @@ fn configurations_that_are_refused() {
     assert_eq!(provoked("config-magic", true, |_| Ok(())), (vec![], vec![]));
 }
 
-#[test]
-fn events_that_are_ignored() {
-    for name in ["event-unknown", "event-of-no-object", "completion-of-no-cq"] {
-        let (broken, kept) = provoked(name, false, |t| {
-            begin_and_wait(t)?;
+/// A provocation, a driver that does what its clauses say, and one that does not. Of the other one, the clauses that it
+/// breaks, and those with a SHOULD that it does not keep.
+#[derive(Clone, Copy)]
+struct Pair {
+    name: &'static str,
+    is_vfio: bool,
+    good: Run,
+    bad: Run,
+    breaks: &'static [&'static str],
+    misses: &'static [&'static str],
+}
+
+type Run = fn(&mut Bench) -> Outcome;
+
+const fn pair(name: &'static str, good: Run, bad: Run, breaks: &'static [&'static str]) -> Pair {
+    Pair { name, is_vfio: true, good, bad, breaks, misses: &[] }
+}
+
+/// Begins, waits until the provocation is over, and goes on.
+fn goes_on(t: &mut Bench) -> Outcome {
+    begin_and_wait(t)?;
+    t.a().pause(WATCHED)?;
+    // The suite's driver takes no event that is not listed. It adds the buffer again.
+    let _ = t.a().take_events();
+    t.a().create_pd().map(|_| ())
+}
+
+fn resets(t: &mut Bench) -> Outcome {
+    begin_and_wait(t)?;
+    t.a().port.reset()
+}
+
+/// Begins, makes the device work, and waits for the CQEs.
+fn works(t: &mut Bench) -> Outcome {
+    let offered = t.a().port.offered()?;
+    t.a().wanted |= offered & F_ORDER_PLATFORM;
+    begin(t)?;
+    let (x, y) = t.connection()?;
+    messages(t, &x, &y, 1)
+}
+
+/// Comes, and does not start the device.
+fn comes(t: &mut Bench) -> Outcome {
+    let a = t.a();
+    a.read_config()?;
+    let wanted = a.wanted;
+    a.negotiate(wanted)?;
+    a.pause(PATIENCE + LOOKED)
+}
+
+fn starts_nevertheless(t: &mut Bench) -> Outcome {
+    let a = t.a();
+    a.read_config()?;
+    let wanted = a.wanted;
+    a.negotiate(wanted)?;
+    a.start()
+}
+
+/// Sends a request for which the device is provoked. The suite's driver may not like the reply.
+fn sends(t: &mut Bench, number: u32) -> Outcome<u64> {
+    begin_and_connect(t)?;
+    t.a().send_request(&[number as u8], 16)
+}
+
+fn sends_and_resets(t: &mut Bench, time: Duration) -> Outcome {
+    sends(t, VIRTIO_RDMA_CMD_CREATE_PD)?;
+    t.a().pause(time)?;
+    t.a().port.reset()
+}
+
+fn waits_for_the_reply(t: &mut Bench) -> Outcome {
+    sends(t, VIRTIO_RDMA_CMD_CREATE_PD)?;
+    t.a().await_reply()?;
+    t.a().pause(WATCHED)?;
+    t.a().create_pd().map(|_| ())
+}
+
+/// Waits until the device asks for a reset, waits so long, and begins again.
+fn returns_after(t: &mut Bench, time: Duration) -> Outcome {
+    t.a().wait("DEVICE_NEEDS_RESET", |a| Ok(a.port.needs_reset()?.filter(|asks| *asks)))?;
+    t.a().pause(time)?;
+    t.a().port.reset()?;
+    t.a().forget();
+    begin(t)
+}
+
+fn returns_each_time(t: &mut Bench, times: [u64; 4]) -> Outcome {
+    begin_and_wait(t)?;
+    times.into_iter().try_for_each(|time| returns_after(t, Duration::from_millis(time)))
+}
+
+fn fails(t: &mut Bench) -> Outcome {
+    begin_and_wait(t)?;
+    t.a().await_event(VIRTIO_RDMA_EVENT_DEVICE_FATAL, 0, "DEVICE_FATAL")
+}
+
+fn creates_a_cq(t: &mut Bench) -> Outcome<u32> {
+    begin_and_connect(t)?;
+    let (_, request) = t.a().cq_request(16);
+    let request = command::encode(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request);
+    Ok(number_of(&t.a().request(&request, 256)?))
+}
+
+/// Returns the number that a reply begins with, behind its status.
+fn number_of(reply: &[u8]) -> u32 {
+    u32::from_le_bytes(reply[1..5].try_into().unwrap())
+}
+
+/// All provocations but those by a configuration that no device may have.
+const PROVOKED: &[Pair] = &[
+    pair("config-other-maker", works, comes, &["V-CFG-16"]),
+    pair("order-platform", works, comes, &["V-FEAT-09"]),
+    pair("features-refused", comes, starts_nevertheless, &["V-INIT-01"]),
+    pair("event-unknown", goes_on, resets, &["V-EVT-02"]),
+    pair("event-of-no-object", goes_on, resets, &["V-EVT-03"]),
+    pair("completion-of-no-cq", goes_on, resets, &["V-CQ-24"]),
+    Pair {
+        misses: &["V-EVT-04"],
+        ..pair(
+            "event-of-the-port",
+            |t| {
+                begin_and_wait(t)?;
+                t.a().await_event(VIRTIO_RDMA_EVENT_PORT_ACTIVE, 1, "PORT_ACTIVE")?;
+                let request = virtio_rdma_cmd_query_port { port: 1 };
+                request_of(t, VIRTIO_RDMA_CMD_QUERY_PORT, &request)
+            },
+            goes_on,
+            &[],
+        )
+    },
+    pair("device-fatal", resets, goes_on, &["V-EVT-05"]),
+    Pair {
+        misses: &["V-FAIL-02"],
+        ..pair(
+            "needs-reset",
+            |t| {
+                begin_and_wait(t)?;
+                returns_after(t, Duration::ZERO)
+            },
+            |t| {
+                goes_on(t)?;
+                t.a().pause(TIMES.silence[1])
+            },
+            &[],
+        )
+    },
+    Pair {
+        misses: &["V-FAIL-03"],
+        ..pair(
+            "needs-reset-again",
+            |t| returns_each_time(t, [0, 100, 600, 1600]),
+            |t| returns_each_time(t, [0, 600, 300, 0]),
+            &[],
+        )
+    },
+    pair(
+        "reset-late",
+        |t| {
+            fails(t)?;
+            t.a().port.reset()?;
+            t.a().forget();
+            begin(t)
+        },
+        |t| {
+            fails(t)?;
+            t.a().port.begin_reset()?;
+            t.a().forget();
+            begin(t)
+        },
+        &["V-RST-01"],
+    ),
+    pair(
+        "reply-status",
+        |t| {
+            sends(t, VIRTIO_RDMA_CMD_CREATE_PD)?;
+            t.a().await_reply()?;
             t.a().pause(WATCHED)?;
-            // The suite's driver takes no event that is not listed. It adds the buffer again.
-            let _ = t.a().take_events();
             t.a().create_pd().map(|_| ())
-        });
-        assert_eq!((&broken[..], kept.len()), (&[][..], 1), "{name}");
-        let clause = kept[0];
-        let gives_up = provoked(name, true, |t| {
-            begin_and_wait(t)?;
-            t.a().port.reset()
-        });
-        assert_eq!(gives_up, (vec![clause], vec![]), "{name}");
+        },
+        |t| {
+            let at = sends(t, VIRTIO_RDMA_CMD_CREATE_PD)?;
+            t.a().await_reply()?;
+            let pdn = number_of(&t.a().bytes(at, 5));
+            request_of(t, VIRTIO_RDMA_CMD_DESTROY_PD, &virtio_rdma_cmd_destroy_pd { pdn })
+        },
+        &["V-CTRL-01"],
+    ),
+    pair(
+        "reply-number",
+        |t| {
+            creates_a_cq(t)?;
+            t.a().pause(WATCHED)?;
+            t.a().create_pd().map(|_| ())
+        },
+        |t| {
+            let cqn = creates_a_cq(t)?;
+            request_of(t, VIRTIO_RDMA_CMD_DESTROY_CQ, &virtio_rdma_cmd_destroy_cq { cqn })
+        },
+        &["V-CTRL-03"],
+    ),
+    pair("reply-late", waits_for_the_reply, |t| sends_and_resets(t, LOOKED), &["V-FAIL-05"]),
+    Pair {
+        misses: &["V-FAIL-06"],
+        ..pair(
+            "reply-very-late",
+            waits_for_the_reply,
+            |t| sends_and_resets(t, TIMES.silence[0] + LOOKED),
+            &[],
+        )
+    },
+    pair(
+        "no-reply",
+        |t| sends_and_resets(t, TIMES.silence[1] + LOOKED),
+        |t| sends_and_resets(t, LOOKED),
+        &["V-FAIL-05"],
+    ),
+];
+
+/// Returns all that is told of a driver.
+fn told(report: &DriverReport) -> String {
+    let mut text = Vec::new();
+    report.write(&mut text).unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+fn judge_pair(pair: &Pair) {
+    let (report, clauses) = provoke(pair.name, pair.is_vfio, pair.good);
+    assert_eq!(report.with(Mark::Fail), [""; 0], "{}: {}", pair.name, told(&report));
+    for clause in clauses {
+        assert_eq!(report.mark(clause), Mark::Pass, "{}: {clause} {}", pair.name, told(&report));
+    }
+    let (report, clauses) = provoke(pair.name, pair.is_vfio, pair.bad);
+    assert_eq!(report.with(Mark::Fail), pair.breaks, "{}: {}", pair.name, told(&report));
+    let misses = |clause: &&&str| report.missed(clause).is_some();
+    let missed: Vec<_> = clauses.iter().filter(misses).copied().collect();
+    assert_eq!(missed, pair.misses, "{}: {}", pair.name, told(&report));
+    for clause in pair.misses {
+        assert_eq!(report.mark(clause), Mark::NotJudged, "{}", pair.name);
+        let reason = &report.json()["clauses"][clause]["reason"];
+        assert!(reason.as_str().unwrap().starts_with("SHOULD"), "{reason}");
     }
 }
 
 #[test]
-fn device_fatal() {
-    let resets = provoked("device-fatal", true, |t| {
-        begin_and_wait(t)?;
-        t.a().port.reset()
-    });
-    assert_eq!(resets, (vec![], vec!["V-EVT-05"]));
-    let goes_on = provoked("device-fatal", false, |t| {
-        begin_and_wait(t)?;
-        t.a().pause(WATCHED)?;
-        t.a().create_pd().map(|_| ())
-    });
-    assert_eq!(goes_on, (vec!["V-EVT-05"], vec![]));
+fn each_provocation_tells_drivers_apart() {
+    let names = provoke::ALL.iter().map(|what| what.name).filter(|name| !is_config(name));
+    assert_eq!(names.collect::<Vec<_>>(), PROVOKED.iter().map(|it| it.name).collect::<Vec<_>>());
+    judge_pairs(PROVOKED.iter().copied());
 }
 
-/// Sends a command that gets no reply, and resets the device after this time.
-fn reset_after(time: Duration) -> (DriverReport, &'static [&'static str]) {
-    provoke("no-reply", true, |t| {
-        begin_and_connect(t)?;
-        t.a().send_request(&[VIRTIO_RDMA_CMD_CREATE_PD as u8], 16)?;
-        t.a().pause(time)?;
-        t.a().port.reset()
-    })
+/// Judges drivers side by side, because all of them wait for most of the time.
+fn judge_pairs(pairs: impl Iterator<Item = Pair>) {
+    let judge = |pair: Pair| (pair.name, std::thread::spawn(move || judge_pair(&pair)));
+    let judges: Vec<_> = pairs.map(judge).collect();
+    for (name, judge) in judges {
+        assert!(judge.join().is_ok(), "{name}");
+    }
 }
 
 #[test]
-fn silence() {
-    let (waits, clauses) = reset_after(TIMES.silence[1] + LOOKED);
-    assert_eq!(waits.with(Mark::Fail), [""; 0]);
-    clauses.iter().for_each(|clause| assert_eq!(waits.mark(clause), Mark::Pass, "{clause}"));
-    let (hurries, _) = reset_after(Duration::ZERO);
-    assert_eq!(hurries.with(Mark::Fail), ["V-FAIL-05"]);
-    // V-FAIL-06 is a SHOULD.
-    let (waits_less, _) = reset_after(TIMES.silence[0] + LOOKED);
-    assert_eq!(waits_less.with(Mark::Fail), [""; 0]);
-    assert_eq!(waits_less.mark("V-FAIL-05"), Mark::Pass);
-    assert_eq!(waits_less.mark("V-FAIL-06"), Mark::NotJudged);
-    assert!(waits_less.missed("V-FAIL-06").unwrap().expected.contains("60 seconds"));
-    let reason = &waits_less.json()["clauses"]["V-FAIL-06"]["reason"];
-    assert!(reason.as_str().unwrap().starts_with("SHOULD"), "{reason}");
+fn over_vhost_user_no_status_is_read() {
+    let of_events = PROVOKED.iter().filter(|pair| pair.name.starts_with("event-"));
+    judge_pairs(of_events.map(|pair| Pair { is_vfio: false, ..*pair }));
+    let (report, _) = provoke("needs-reset", false, goes_on);
+    assert_eq!(report.missed("V-FAIL-02"), None);
 }
 
 #[test]
 fn a_reset_that_never_comes() {
     let times = Times { silence: [TIMES.slack; 3], ..TIMES };
     let (report, _) = judge_with(false, 0, Provoker::new("no-reply", times), |t| {
-        begin_and_connect(t)?;
-        t.a().send_request(&[VIRTIO_RDMA_CMD_CREATE_PD as u8], 16)?;
+        sends(t, VIRTIO_RDMA_CMD_CREATE_PD)?;
         t.a().pause(LOOKED)
     });
     assert_eq!(report.with(Mark::Fail), ["V-FAIL-08"]);
+}
+
+#[test]
+fn other_answers() {
+    let (hurries, _) = provoke("reply-very-late", true, |t| sends_and_resets(t, LOOKED));
+    assert_eq!(hurries.with(Mark::Fail), ["V-FAIL-05"]);
+    let (waits_less, _) =
+        provoke("no-reply", true, |t| sends_and_resets(t, TIMES.silence[0] + LOOKED));
+    assert_eq!(waits_less.with(Mark::Fail), [""; 0]);
+    assert_eq!(waits_less.mark("V-FAIL-08"), Mark::Pass);
+    assert!(waits_less.missed("V-FAIL-06").unwrap().expected.contains("60 seconds"));
+    // A driver that gives up because of a number that cannot be does not use it.
+    let resets = provoked("reply-number", true, |t| {
+        creates_a_cq(t)?;
+        t.a().port.reset()
+    });
+    assert_eq!(resets, (vec![], vec!["V-CTRL-03"]));
+    // Whether it treats a status as ERR does not show then.
+    let resets = provoked("reply-status", true, |t| {
+        sends_and_resets(t, LOOKED)?;
+        t.a().forget();
+        begin_and_wait(t)
+    });
+    assert_eq!(resets, (vec![], vec![]));
 }

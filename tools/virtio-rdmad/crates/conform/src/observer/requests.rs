@@ -20,6 +20,50 @@ pub struct Command {
     pub reserved: Vec<Range<usize>>,
 }
 
+/// A kind of object that requests name.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// A PD.
+    Pd,
+    /// A CQ with a ring.
+    Cq,
+}
+
+/// Returns where a request structure has the numbers of objects of this kind.
+fn places(kind: Kind, command: u32) -> &'static [usize] {
+    type Qp = virtio_rdma_cmd_create_qp;
+    match (kind, command) {
+        (Kind::Pd, VIRTIO_RDMA_CMD_DESTROY_PD) => &[offset_of!(virtio_rdma_cmd_destroy_pd, pdn)],
+        (Kind::Pd, VIRTIO_RDMA_CMD_GET_DMA_MR) => &[offset_of!(virtio_rdma_cmd_get_dma_mr, pdn)],
+        (Kind::Pd, VIRTIO_RDMA_CMD_CREATE_MR) => &[offset_of!(virtio_rdma_cmd_create_mr, pdn)],
+        (Kind::Pd, VIRTIO_RDMA_CMD_REG_USER_MR) => &[offset_of!(virtio_rdma_cmd_reg_user_mr, pdn)],
+        (Kind::Pd, VIRTIO_RDMA_CMD_ALLOC_MW) => &[offset_of!(virtio_rdma_cmd_alloc_mw, pdn)],
+        (Kind::Pd, VIRTIO_RDMA_CMD_CREATE_SRQ) => &[offset_of!(virtio_rdma_cmd_create_srq, pdn)],
+        (Kind::Pd, VIRTIO_RDMA_CMD_CREATE_QP | VIRTIO_RDMA_CMD_CREATE_RING_QP) => {
+            &[offset_of!(Qp, pdn)]
+        }
+        (Kind::Cq, VIRTIO_RDMA_CMD_CREATE_RING_QP) => {
+            &[offset_of!(Qp, send_cqn), offset_of!(Qp, recv_cqn)]
+        }
+        (Kind::Cq, VIRTIO_RDMA_CMD_DESTROY_CQ) => &[offset_of!(virtio_rdma_cmd_destroy_cq, cqn)],
+        (Kind::Cq, VIRTIO_RDMA_CMD_RESIZE_CQ) => &[offset_of!(virtio_rdma_cmd_resize_cq, cqn)],
+        (Kind::Cq, VIRTIO_RDMA_CMD_MODIFY_CQ) => &[offset_of!(virtio_rdma_cmd_modify_cq, cqn)],
+        _ => &[],
+    }
+}
+
+/// Returns the numbers of objects of this kind that a request names.
+pub fn named(kind: Kind, command: u32, body: &[u8]) -> Vec<u32> {
+    let number = |at: &usize| {
+        let word = body.get(*at..at + 4).and_then(|word| word.try_into().ok());
+        word.map(u32::from_le_bytes)
+    };
+    places(kind, command).iter().filter_map(number).collect()
+}
+
+/// `base` is at the beginning of CREATE_RING_QP, so that both have the same places.
+const _: () = assert!(offset_of!(virtio_rdma_cmd_create_ring_qp, base) == 0);
+
 /// Returns the command of a row: its name in the header, its structures, and its reserved members with the next one.
 macro_rules! command {
     ($name:ident, $number:ident, $request:ty, $reply:ty $(, $reserved:ident .. $($next:ident)?)*) => {

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use abi::*;
 use virtio_transport::Deed;
@@ -14,8 +15,10 @@ use crate::port::F_VERSION_1;
 /// VIRTIO_F_EVENT_IDX.
 const F_EVENT_IDX: u64 = 1 << 29;
 /// The bits of the device status (VIRTIO 1.3, section 2.1).
-const DRIVER_OK: u8 = 4;
-const FEATURES_OK: u8 = 8;
+const DRIVER: u8 = 2;
+pub const DRIVER_OK: u8 = 4;
+pub const FEATURES_OK: u8 = 8;
+const FAILED: u8 = 0x80;
 /// The fields of the configuration that are read first.
 const FIRST: [Range<usize>; 2] = [
     offset_of!(virtio_rdma_config, magic)..offset_of!(virtio_rdma_config, sys_image_guid),
@@ -30,7 +33,7 @@ pub struct Setup {
     sees_all: bool,
     /// The bytes of the first fields that were read.
     read: BTreeSet<usize>,
-    /// The device status, as the driver has written it.
+    /// The device status, as the driver has written it, but FEATURES_OK where it has read that this does not stand.
     status: u8,
     /// Whether the driver must read 0 from the status before it goes on.
     awaits_zero: bool,
@@ -40,6 +43,12 @@ pub struct Setup {
     queues: BTreeSet<u16>,
     is_agreed: bool,
     has_queues: bool,
+    /// When a driver first said that it knows the device.
+    came: Option<Instant>,
+    /// Whether a driver has said that it cannot work with the device.
+    has_failed: bool,
+    /// Whether the device has ever run.
+    has_run: bool,
 }
 
 impl Setup {
@@ -60,33 +69,47 @@ impl Setup {
         self.status & DRIVER_OK != 0
     }
 
-    /// Judges what the driver does. Returns whether it sets DRIVER_OK.
-    pub fn note(&mut self, notes: &mut Notes, deed: Deed) -> bool {
+    /// Notes that the device runs.
+    pub fn note_start(&mut self) {
+        self.has_run = true;
+    }
+
+    /// Returns whether a driver came and has not started the device, although it has had this time or has given up.
+    pub fn is_in_vain(&self, patience: Duration) -> bool {
+        let is_late = |came: Instant| came.elapsed() >= patience;
+        !self.has_run && self.came.is_some_and(|came| self.has_failed || is_late(came))
+    }
+
+    /// Judges what the driver does.
+    pub fn note(&mut self, notes: &mut Notes, deed: Deed) {
         match deed {
             Deed::ReadConfig { offset, len } if self.sees_all => {
                 self.read_config(notes, offset..offset + len);
             }
-            Deed::ReadStatus(0) => {
-                if std::mem::take(&mut self.awaits_zero) {
-                    notes.pass("V-RST-01");
-                }
-            }
-            Deed::ReadConfig { .. } | Deed::ReadStatus(_) => {}
+            Deed::ReadStatus(status) => self.read_status(notes, status),
+            Deed::ReadConfig { .. } => {}
             Deed::WriteStatus { status: 0, .. } => {
                 notes.step("status 0");
                 self.awaits_zero = self.sees_all;
                 self.reset();
             }
-            Deed::WriteStatus { status, features } => {
-                return self.write_status(notes, status, features)
-            }
+            Deed::WriteStatus { status, features } => self.write_status(notes, status, features),
             Deed::EnableQueue(index) => self.enable_queue(notes, index),
             Deed::Reset => {
                 self.awaits_zero = false;
                 self.reset();
             }
         }
-        false
+    }
+
+    fn read_status(&mut self, notes: &mut Notes, status: u8) {
+        if status == 0 && std::mem::take(&mut self.awaits_zero) {
+            notes.pass("V-RST-01");
+        }
+        // The device has not let FEATURES_OK stand, and the driver knows.
+        if status & FEATURES_OK == 0 {
+            self.status &= !FEATURES_OK;
+        }
     }
 
     fn read_config(&mut self, notes: &mut Notes, bytes: Range<usize>) {
@@ -104,7 +127,7 @@ impl Setup {
         self.has_read |= self.status & FEATURES_OK != 0;
     }
 
-    fn write_status(&mut self, notes: &mut Notes, status: u8, features: u64) -> bool {
+    fn write_status(&mut self, notes: &mut Notes, status: u8, features: u64) {
         notes.step(format!("status {status:#x}"));
         if std::mem::take(&mut self.awaits_zero) {
             let got = format!("no read of 0, and the status {status:#x}");
@@ -114,13 +137,15 @@ impl Setup {
         if new & FEATURES_OK != 0 {
             self.agree(notes, features);
         }
-        let starts = new & DRIVER_OK != 0;
-        if starts && self.status & FEATURES_OK == 0 {
+        if new & DRIVER != 0 {
+            self.came.get_or_insert_with(Instant::now);
+        }
+        self.has_failed |= new & FAILED != 0;
+        if new & DRIVER_OK != 0 && self.status & FEATURES_OK == 0 {
             let got = format!("the status {:#x}", self.status);
             notes.fail("V-INIT-01", "DRIVER_OK", "FEATURES_OK before it", &got);
         }
         self.status = status;
-        starts
     }
 
     fn enable_queue(&mut self, notes: &mut Notes, index: u16) {

@@ -241,6 +241,10 @@ fn order_of_the_beginning() {
     assert_eq!(at_the_transport(&[status(3), status(7)]), ["V-INIT-01"]);
     assert_eq!(with(&[Deed::EnableQueue(0), status(15), Deed::EnableQueue(1)]), ["V-RING-02"]);
     assert_eq!(with(&[status(0), status(3)]), ["V-RST-01"]);
+    assert_eq!(with(&[status(0), Deed::ReadStatus(15), status(3)]), ["V-RST-01"]);
+    // The device has not let FEATURES_OK stand.
+    assert_eq!(with(&[Deed::ReadStatus(3), all, Deed::EnableQueue(0)]), ["V-INIT-01"]);
+    assert_eq!(with(&[Deed::ReadStatus(3), status(15)]), ["V-INIT-01"]);
     let phys_port_cnt = Deed::ReadConfig { offset: 0, len: 4 };
     assert_eq!(at_the_transport(&[magic, phys_port_cnt, revision]), ["V-CFG-01"]);
 }

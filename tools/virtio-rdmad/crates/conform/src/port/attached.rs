@@ -58,6 +58,12 @@ pub trait Port {
     /// Returns how many interrupts of a virtqueue have come so far, where several at once may count as one.
     fn interrupts(&mut self, queue: u16) -> u64;
 
+    /// Begins a reset, and does not wait until the device shows that it is complete. Returns whether the transport can
+    /// do that.
+    fn begin_reset(&mut self) -> Outcome<bool> {
+        Ok(false)
+    }
+
     /// Resets the device, and waits until it shows that the reset is complete.
     fn reset(&mut self) -> Outcome;
 

@@ -338,9 +338,13 @@ impl Port for Client {
         self.signals.count(queue)
     }
 
+    fn begin_reset(&mut self) -> Outcome<bool> {
+        self.put(common::STATUS, &[0]).map(|()| true)
+    }
+
     fn reset(&mut self) -> Outcome {
         let deadline = Instant::now() + RESET;
-        self.put(common::STATUS, &[0])?;
+        self.begin_reset()?;
         while self.status()? != 0 {
             if Instant::now() > deadline {
                 return Err(gone("the reset does not end"));
