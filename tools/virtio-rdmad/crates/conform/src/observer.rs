@@ -54,8 +54,6 @@ use crate::port::F_ORDER_PLATFORM;
 
 /// How long a driver may take for what it must do at once: a doorbell, or a buffer for events.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// The feature bits of a device, of which the others are the transport's.
-const OF_DEVICE: u64 = (1 << 24) - 1;
 
 /// Watches a driver.
 pub struct Observer {
@@ -73,8 +71,6 @@ pub struct Observer {
     head: u16,
     /// What is to stay as it is until the driver has the reply, by the heads of the chains.
     kept: BTreeMap<u16, Vec<Kept>>,
-    /// The device-specific feature bits that are offered.
-    offered: u64,
     patience: Duration,
     provoker: Option<Provoker>,
 }
@@ -94,7 +90,7 @@ impl Observer {
         let commands = requests::all().into_iter().map(|command| (command.number, command));
         Self {
             notes: Notes::default(),
-            setup: Setup::new(is_vfio),
+            setup: Setup::new(is_vfio, offered),
             agreement: Agreement { features: 0, config, patience },
             numbering: Numbering::default(),
             layouts: BTreeMap::new(),
@@ -104,7 +100,6 @@ impl Observer {
             count: 0,
             head: 0,
             kept: BTreeMap::new(),
-            offered: offered & OF_DEVICE,
             patience,
             provoker,
         }
@@ -120,6 +115,7 @@ impl Observer {
     /// Returns what is told of the driver at the end.
     pub fn report(&mut self) -> DriverReport {
         let is_in_vain = self.setup.is_in_vain(self.patience);
+        self.setup.finish(&mut self.notes, self.patience);
         self.provoke(|provoker, notes| provoker.finish(notes, is_in_vain));
         DriverReport::new(&self.notes)
     }
@@ -144,7 +140,7 @@ impl Observer {
         }
         self.provoke(Provoker::note_work);
         let accepted = self.agreement.features;
-        if self.offered == 1 << VIRTIO_RDMA_F_RINGS {
+        if self.setup.has_base_alone() {
             self.notes.pass("V-FEAT-02");
         }
         if accepted & F_ORDER_PLATFORM != 0 && self.agreement.has(VIRTIO_RDMA_F_RINGS) {

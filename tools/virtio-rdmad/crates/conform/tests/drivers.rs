@@ -322,6 +322,23 @@ fn driver_of_the_base_alone() {
 }
 
 #[test]
+fn drivers_that_need_more_than_the_base() {
+    let base = !(1 << VIRTIO_RDMA_F_RINGS);
+    let (report, _) = judge(true, base, comes);
+    assert_eq!(report.with(Mark::Fail), ["V-FEAT-02"]);
+    // A driver that was not given the time has not refused the device, and neither has one that has another device.
+    let (report, _) = judge(true, base, |t| t.a().read_config());
+    assert_eq!(report.with(Mark::Fail), [""; 0]);
+    let (report, _) = judge(true, 0, comes);
+    assert_eq!(report.with(Mark::Fail), [""; 0]);
+    let (report, _) = judge(true, 1 << VIRTIO_RDMA_F_VIRTQUEUES, |t| {
+        let bits = F_VERSION_1 | F_ACCESS_PLATFORM | 1 << VIRTIO_RDMA_F_VIRTQUEUES;
+        t.a().negotiate(bits).map(|_| ())
+    });
+    assert_eq!(report.with(Mark::Fail), ["V-FEAT-06"]);
+}
+
+#[test]
 fn nobody_and_nonsense() {
     let (report, _) = judge(true, 0, |_| Ok(()));
     assert!(report.with(Mark::Pass).is_empty() && !report.has_failed());

@@ -12,6 +12,8 @@ use virtio_transport::Deed;
 use super::notes::Notes;
 use crate::port::F_VERSION_1;
 
+/// The feature bits of a device, of which the others are the transport's.
+const OF_DEVICE: u64 = (1 << 24) - 1;
 /// VIRTIO_F_EVENT_IDX.
 const F_EVENT_IDX: u64 = 1 << 29;
 /// The bits of the device status (VIRTIO 1.3, section 2.1).
@@ -31,6 +33,8 @@ const FIRST: [Range<usize>; 2] = [
 pub struct Setup {
     /// Whether the driver reads the configuration and enables queues itself.
     sees_all: bool,
+    /// The feature bits that are offered.
+    offered: u64,
     /// The bytes of the first fields that were read.
     read: BTreeSet<usize>,
     /// The device status, as the driver has written it, but FEATURES_OK where it has read that this does not stand.
@@ -53,8 +57,8 @@ pub struct Setup {
 
 impl Setup {
     /// Returns what a driver has done that has done nothing. With vfio-user, it is seen what the driver reads.
-    pub fn new(sees_all: bool) -> Self {
-        Self { sees_all, ..Self::default() }
+    pub fn new(sees_all: bool, offered: u64) -> Self {
+        Self { sees_all, offered, ..Self::default() }
     }
 
     /// Forgets what was done, because the device was reset.
@@ -195,13 +199,39 @@ impl Setup {
         notes.judge("V-FEAT-05", paths.contains(&false), || {
             [what(), "one of VIRTIO_RDMA_F_RINGS and VIRTIO_RDMA_F_VIRTQUEUES".into(), got()]
         });
-        if paths[0] {
-            notes.pass("V-FEAT-06");
+        // A driver that is offered both may take the one or the other.
+        if paths[0] || self.offered >> VIRTIO_RDMA_F_VIRTQUEUES & 1 == 0 {
+            notes.judge("V-FEAT-06", paths[0], || {
+                [what(), "VIRTIO_RDMA_F_RINGS, which alone is offered".into(), got()]
+            });
         }
-        if paths == [false, true] && features & F_EVENT_IDX != 0 {
-            let expected = "no VIRTIO_F_EVENT_IDX, bit 29";
-            notes.fail("V-VQ-01", "features", expected, &got());
+        // A driver does not accept what it is not offered, so that this would say nothing of it.
+        let has_idx = features & F_EVENT_IDX != 0;
+        if paths == [false, true] && (has_idx || self.offered & F_EVENT_IDX != 0) {
+            notes.judge("V-VQ-01", !has_idx, || {
+                [what(), "no VIRTIO_F_EVENT_IDX, bit 29".into(), got()]
+            });
         }
+    }
+
+    /// Judges, at the end, whether the driver works with a device of the base alone: where its work requests complete
+    /// was judged then.
+    pub fn finish(&self, notes: &mut Notes, patience: Duration) {
+        if self.has_base_alone() && self.is_in_vain(patience) {
+            notes.step("the end");
+            let expected = "a driver that works with VIRTIO_RDMA_F_RINGS alone";
+            notes.fail(
+                "V-FEAT-02",
+                "what the driver does",
+                expected,
+                "it does not start the device",
+            );
+        }
+    }
+
+    /// Returns whether the device offers VIRTIO_RDMA_F_RINGS and no other bit of its own.
+    pub fn has_base_alone(&self) -> bool {
+        self.offered & OF_DEVICE == 1 << VIRTIO_RDMA_F_RINGS
     }
 
     /// Judges that all virtqueues were set up, when the device starts. The others are those that the device has.

@@ -199,7 +199,7 @@ fn drivers_with_virtqueues_for_work() {
     good.observer.available(2, &chain);
     end(&mut good, &nothing);
     assert_eq!(good.failed(), [""; 0]);
-    for clause in ["V-VQ-05", "V-VQ-08", "V-VQ-09"] {
+    for clause in ["V-VQ-01", "V-VQ-05", "V-VQ-08", "V-VQ-09"] {
         assert_eq!(good.observer.report().mark(clause), Mark::Pass, "{clause}");
     }
 
@@ -217,6 +217,21 @@ fn drivers_with_virtqueues_for_work() {
     short.observer.available(2, &chain);
     assert_eq!(short.failed(), ["V-VQ-09"]);
     assert_eq!(Stand::new(VIRTQUEUES | 1 << 29).failed(), ["V-VQ-01"]);
+}
+
+#[test]
+fn features_that_were_not_offered() {
+    let bytes = [0; 256];
+    let agreed = |offered, features| {
+        let mut observer = Observer::new(false, offered, PATIENCE, None);
+        observer.agree(features, &bytes);
+        observer.report()
+    };
+    let rings = 1 << VIRTIO_RDMA_F_RINGS;
+    assert_eq!(agreed(rings, VIRTQUEUES).with(Mark::Fail), ["V-FEAT-06"]);
+    assert_eq!(agreed(rings, RINGS).mark("V-FEAT-06"), Mark::Pass);
+    assert_eq!(agreed(u64::MAX, VIRTQUEUES).mark("V-FEAT-06"), Mark::NotJudged);
+    assert_eq!(agreed(rings, VIRTQUEUES).mark("V-VQ-01"), Mark::NotJudged);
 }
 
 /// Returns the clauses that a driver breaks that does this at a transport that shows all of it.
