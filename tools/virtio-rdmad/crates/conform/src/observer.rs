@@ -95,7 +95,7 @@ impl Observer {
             numbering: Numbering::default(),
             layouts: BTreeMap::new(),
             objects: Objects::default(),
-            stocks: Stocks::default(),
+            stocks: Stocks::new(is_vfio),
             commands: commands.collect(),
             count: 0,
             head: 0,
@@ -185,6 +185,10 @@ impl Watch for Observer {
         }
     }
 
+    fn kick(&mut self, index: u16) {
+        self.stocks.kick(&mut self.notes, index);
+    }
+
     fn available(&mut self, index: u16, chain: &Chain) {
         self.begin();
         self.head = chain.head;
@@ -256,6 +260,7 @@ impl Watch for Observer {
 
     fn after(&mut self, memory: &GuestMemory) {
         rings::look_after(memory, &mut self.objects);
+        self.stocks.end_look();
     }
 
     fn set_memory(&mut self, memory: &GuestMemory) {

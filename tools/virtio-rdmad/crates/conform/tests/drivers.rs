@@ -625,8 +625,34 @@ const SETUP: &[Planted] = &[
     ("buffers for events that are not added again", &["V-EVT-01"], events_are_kept),
 ];
 
+/// Takes a completion event, and makes its buffer available again.
+fn takes_a_completion_event(t: &mut Bench, kicks: bool) -> Outcome {
+    begin(t)?;
+    let (x, y) = t.connection()?;
+    t.a().arm(x.cqn, false);
+    messages(t, &x, &y, 1)?;
+    let queue = t.a().vectors();
+    let returned = t.a().wait("a completion event", |a| a.take(queue, "D-RING-04"))?;
+    let a = t.a();
+    let memory = a.memory.map.clone();
+    a.queues.get_mut(&queue).unwrap().add(&memory, &returned.buffers);
+    if kicks {
+        a.port.kick(queue)?;
+    }
+    a.pause(PATIENCE + LOOKED)
+}
+
+#[test]
+fn notifications_of_completion_events() {
+    let (report, _) = judge(true, 0, |t| takes_a_completion_event(t, true));
+    assert_eq!((report.with(Mark::Fail), report.mark("V-CQ-23")), (vec![], Mark::Pass));
+    let (report, _) = judge(false, 0, |t| takes_a_completion_event(t, false));
+    assert_eq!((report.with(Mark::Fail), report.mark("V-CQ-23")), (vec![], Mark::NotJudged));
+}
+
 /// What only a transport shows that has the registers of the device.
 const REGISTERS: &[Planted] = &[
+    ("no notification of buffers", &["V-CQ-23"], |t| takes_a_completion_event(t, false)),
     ("another field before magic and revision", &["V-CFG-01"], |t| {
         t.a().port.config(4)?;
         begin(t)

@@ -753,8 +753,10 @@ impl Backend for Hostile {
         }
     }
 
-    /// Does nothing, because each turn looks at every queue.
-    fn kick(&mut self, _queue: u16) {}
+    /// Does nothing but tell the watch, because each turn looks at every queue.
+    fn kick(&mut self, queue: u16) {
+        self.watch.borrow_mut().kick(queue);
+    }
 
     /// User-mode Linux has no message for a reset: it stops the queues, and gives their memory to others.
     fn freeze(&mut self) {

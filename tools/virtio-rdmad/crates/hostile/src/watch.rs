@@ -19,6 +19,9 @@ pub trait Watch {
     /// Sees a queue that starts.
     fn start(&mut self, _memory: &GuestMemory, _index: u16, _layout: &Layout) {}
 
+    /// Sees that the driver notifies the device of buffers in a queue, where its transport says of which.
+    fn kick(&mut self, _index: u16) {}
+
     /// Sees a buffer before the device does.
     fn available(&mut self, _index: u16, _chain: &Chain) {}
 

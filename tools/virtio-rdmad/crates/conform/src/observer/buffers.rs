@@ -93,43 +93,85 @@ struct Stock {
     had_some: bool,
     /// Since when there is no buffer, if that was not told.
     empty: Option<Instant>,
+    /// Whether the device has used a buffer, so that others are available again.
+    is_used: bool,
+    /// Whether the driver has notified the device since the device last looked.
+    has_kicked: bool,
+    /// Since when there are buffers of which the driver has not notified the device, if that was not told.
+    unknown: Option<Instant>,
+}
+
+impl Stock {
+    fn new(empty: Option<Instant>) -> Self {
+        let (is_used, has_kicked, unknown) = (false, false, None);
+        Self { count: 0, had_some: false, empty, is_used, has_kicked, unknown }
+    }
 }
 
 /// The buffers of the queues of events.
 #[derive(Clone, Debug, Default)]
-pub struct Stocks(BTreeMap<u16, Stock>);
+pub struct Stocks {
+    queues: BTreeMap<u16, Stock>,
+    /// Whether the transport says of which queue a driver notifies the device.
+    sees_kicks: bool,
+}
 
 impl Stocks {
+    /// Returns those of a driver that has no queues.
+    pub fn new(sees_kicks: bool) -> Self {
+        Self { queues: BTreeMap::new(), sees_kicks }
+    }
+
     /// Notes that the device runs and has these queues.
     pub fn begin(&mut self, numbering: Numbering) {
         for index in 0..numbering.count() {
             if matches!(numbering.role(index), Role::Events | Role::CompletionEvents) {
-                let stock = Stock { count: 0, had_some: false, empty: Some(Instant::now()) };
-                self.0.entry(index).or_insert(stock);
+                let stock = Stock::new(Some(Instant::now()));
+                self.queues.entry(index).or_insert(stock);
             }
         }
     }
 
     /// Forgets all, because of a reset.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.queues.clear();
     }
 
     fn add(&mut self, notes: &mut Notes, index: u16, role: Role) {
-        let now = Stock { count: 0, had_some: false, empty: None };
-        let stock = self.0.entry(index).or_insert(now);
+        let stock = self.queues.entry(index).or_insert(Stock::new(None));
         if !std::mem::replace(&mut stock.had_some, true) {
             notes.pass("V-INIT-02");
         } else if role == Role::Events {
             notes.pass("V-EVT-01");
         }
         (stock.count, stock.empty) = (stock.count + 1, None);
+        if self.sees_kicks && stock.is_used && role == Role::CompletionEvents {
+            if stock.has_kicked {
+                notes.pass("V-CQ-23");
+            } else {
+                stock.unknown.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Notes that the driver notifies the device of buffers.
+    pub fn kick(&mut self, notes: &mut Notes, index: u16) {
+        let Some(stock) = self.queues.get_mut(&index) else { return };
+        stock.has_kicked = true;
+        if stock.unknown.take().is_some() {
+            notes.pass("V-CQ-23");
+        }
+    }
+
+    /// Notes that the device has looked at all queues.
+    pub fn end_look(&mut self) {
+        self.queues.values_mut().for_each(|stock| stock.has_kicked = false);
     }
 
     /// Notes that the device has used a buffer.
     pub fn take(&mut self, index: u16) {
-        let Some(stock) = self.0.get_mut(&index) else { return };
-        stock.count = stock.count.saturating_sub(1);
+        let Some(stock) = self.queues.get_mut(&index) else { return };
+        (stock.count, stock.is_used) = (stock.count.saturating_sub(1), true);
         if stock.count == 0 {
             stock.empty = Some(Instant::now());
         }
@@ -137,7 +179,13 @@ impl Stocks {
 
     /// Judges that there are buffers.
     pub fn judge(&mut self, notes: &mut Notes, numbering: Numbering, patience: Duration) {
-        for (index, stock) in &mut self.0 {
+        for (index, stock) in &mut self.queues {
+            if stock.unknown.is_some_and(|since| since.elapsed() >= patience) {
+                stock.unknown = None;
+                notes.step(format!("buffers of virtqueue {index}"));
+                let got = format!("no notification within {} ms", patience.as_millis());
+                notes.fail("V-CQ-23", "buffers that are available again", "a notification", &got);
+            }
             if stock.empty.is_none_or(|since| since.elapsed() < patience) {
                 continue;
             }

@@ -48,6 +48,7 @@ pub const JUDGED: &[(&str, &str)] = &[
     ("V-WQE-01", "nothing was posted"),
     ("V-WQE-05", "nothing was posted"),
     ("V-CQ-02", "no CQE was taken"),
+    ("V-CQ-23", "the transport does not show of what the driver notifies, or no completion event came"),
     ("V-CQ-31", "no CQ was resized"),
     ("V-CQ-32", "no CQ was resized"),
     ("V-QP-01", "no send was posted"),
@@ -74,7 +75,7 @@ pub const ELSEWHERE: &str = "V-TERM-01 V-TERM-02 V-TERM-04 V-TERM-06 V-MEM-01 V-
     V-RST-02 V-RST-03 V-FAIL-01 V-FAIL-04 V-FAIL-07 V-FAIL-09 V-CTRL-02 V-CTRL-04 V-MR-06 V-MR-07 V-MR-08 \
     V-RING-01 V-RING-07 V-RING-20 V-RING-30 V-RING-31 V-RING-32 V-RING-33 V-RING-34 V-RING-35 V-RING-36 \
     V-RING-37 V-RING-38 V-RING-52 V-RING-53 V-RING-54 V-RING-55 V-RING-60 V-WQE-10 V-WQE-15 V-WQE-16 \
-    V-CQ-01 V-CQ-03 V-CQ-04 V-CQ-10 V-CQ-11 V-CQ-20 V-CQ-21 V-CQ-22 V-CQ-23 V-CQ-30 V-CQ-33 V-QP-03 \
+    V-CQ-01 V-CQ-03 V-CQ-04 V-CQ-10 V-CQ-11 V-CQ-20 V-CQ-21 V-CQ-22 V-CQ-30 V-CQ-33 V-QP-03 \
     V-QP-04 V-QP-05 V-RC-01 V-UD-01 V-UD-02 V-SRQ-06 V-XRC-01 V-XRC-02 V-XRC-03 V-FRMR-01 V-VLAN-01 \
     V-VQ-02 V-VQ-03 V-VQ-04 V-VQ-06 V-VQ-07 V-VQ-10 V-VQ-11 V-VQ-12";
 
