@@ -265,13 +265,22 @@ impl Watch for Observer {
 
     fn set_memory(&mut self, memory: &GuestMemory) {
         let is_gone = |page: &&u64| !memory.contains(**page, testkit::PAGE);
+        self.notes.step("a change of memory");
+        let gone = self.objects.mrs.iter().find_map(|(mrn, pages)| {
+            pages.iter().find(is_gone).map(|page| format!("no memory at {page:#x}, of MR {mrn}"))
+        });
+        if let Some(got) = gone {
+            let expected = "DEREG_MR before the memory goes";
+            self.notes.miss("V-MR-08", "pages of an MR", expected, &got);
+        } else if !self.objects.mrs.is_empty() {
+            self.notes.pass("V-MR-08");
+        }
         if self.objects.regions().next().is_none() {
             return;
         }
         let mut regions = self.objects.regions();
         let gone = regions.find_map(|region| region.pages.iter().find(is_gone).copied());
         drop(regions);
-        self.notes.step("a change of memory");
         self.notes.judge("V-RING-18", gone.is_none(), || {
             let got = format!("no memory at {:#x}", gone.unwrap_or(0));
             ["pages of a region that is in use".into(), "memory".into(), got]

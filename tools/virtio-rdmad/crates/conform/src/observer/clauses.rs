@@ -25,6 +25,7 @@ pub const JUDGED: &[(&str, &str)] = &[
     ("V-MR-03", "the driver registered no memory"),
     ("V-MR-04", "the driver registered no memory"),
     ("V-MR-05", "the driver registered no memory"),
+    ("V-MR-08", "the memory of the guest did not change while there were MRs"),
     ("V-PORT-01", "the driver added no GID"),
     ("V-RING-02", "the device did not start with rings"),
     ("V-RING-03", "the driver made no buffer available"),
@@ -72,7 +73,7 @@ pub const JUDGED: &[(&str, &str)] = &[
 /// The clauses that are neither judged nor provoked: those that show in the guest alone, and permissions.
 pub const ELSEWHERE: &str = "V-TERM-01 V-TERM-02 V-TERM-04 V-TERM-06 V-MEM-01 V-MEM-02 V-FEAT-03 V-FEAT-07 \
     V-FEAT-08 V-FEAT-10 V-CFG-04 V-CFG-14 V-CFG-15 V-INIT-03 V-INIT-04 V-INIT-05 V-INIT-06 V-INIT-07 \
-    V-RST-02 V-RST-03 V-FAIL-01 V-FAIL-04 V-FAIL-07 V-FAIL-09 V-CTRL-02 V-CTRL-04 V-MR-06 V-MR-07 V-MR-08 \
+    V-RST-02 V-RST-03 V-FAIL-01 V-FAIL-04 V-FAIL-07 V-FAIL-09 V-CTRL-02 V-CTRL-04 V-MR-06 V-MR-07 \
     V-RING-01 V-RING-07 V-RING-20 V-RING-30 V-RING-31 V-RING-32 V-RING-33 V-RING-34 V-RING-35 V-RING-36 \
     V-RING-37 V-RING-38 V-RING-52 V-RING-53 V-RING-54 V-RING-55 V-RING-60 V-WQE-10 V-WQE-15 V-WQE-16 \
     V-CQ-01 V-CQ-03 V-CQ-04 V-CQ-10 V-CQ-11 V-CQ-20 V-CQ-21 V-CQ-22 V-CQ-30 V-CQ-33 V-QP-03 \

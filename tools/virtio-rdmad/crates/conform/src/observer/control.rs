@@ -569,12 +569,38 @@ fn note_done(
             (srq.ring.seen, srq.ring.is_resumed) = (parse(reply)?, true);
             objects.srqs.insert(request.srqn, srq);
         }
+        VIRTIO_RDMA_CMD_REG_USER_MR => {
+            let reply: virtio_rdma_rsp_mr = parse(reply)?;
+            note_mr(memory, objects, reply.mrn, &parse(body)?);
+        }
+        VIRTIO_RDMA_CMD_REREG_MR => {
+            let request: virtio_rdma_cmd_rereg_mr = parse(body)?;
+            if request.flags & VIRTIO_RDMA_REREG_TRANS != 0 {
+                note_mr(memory, objects, request.mrn, &request.mr);
+            }
+        }
+        VIRTIO_RDMA_CMD_DEREG_MR => drop(objects.mrs.remove(&parse(body)?)),
         VIRTIO_RDMA_CMD_DESTROY_QP => drop(objects.qps.remove(&parse(body)?)),
         VIRTIO_RDMA_CMD_DESTROY_CQ => drop(objects.cqs.remove(&parse(body)?)),
         VIRTIO_RDMA_CMD_DESTROY_SRQ => drop(objects.srqs.remove(&parse(body)?)),
         _ => {}
     }
     Some(())
+}
+
+/// Notes the pages of an MR. `levels` is reserved without VIRTIO_RDMA_F_PAGE_LEVELS, and 0 then.
+fn note_mr(
+    memory: &GuestMemory,
+    objects: &mut Objects,
+    mrn: u32,
+    mr: &virtio_rdma_cmd_reg_user_mr,
+) {
+    objects.mrs.remove(&mrn);
+    let Some(last) = mr.npages.checked_sub(1).filter(|_| mr.levels == 0) else { return };
+    let page = |index: u32| memory.read_obj(mr.pages.checked_add(u64::from(index) * 8)?).ok();
+    if let (Some(first), Some(last)) = (page(0), page(last)) {
+        objects.mrs.insert(mrn, [first, last]);
+    }
 }
 
 /// Returns the virtqueues of the object that a request ends or resets, with VIRTIO_RDMA_F_VIRTQUEUES.

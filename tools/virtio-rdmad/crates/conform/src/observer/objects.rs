@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What an observer knows of the objects of a driver, and of their rings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -187,6 +187,8 @@ pub struct Objects {
     pub cqs: BTreeMap<u32, Cq>,
     /// The SRQs.
     pub srqs: BTreeMap<u32, Srq>,
+    /// The MRs: their first page and their last one, if the page table has no levels and the MR has bytes.
+    pub mrs: BTreeMap<u32, [u64; 2]>,
 }
 
 impl Objects {
@@ -199,6 +201,7 @@ impl Objects {
 
     /// Returns whether one of these pages is one of a region that is in use.
     pub fn uses(&self, pages: &[u64]) -> bool {
+        let pages: HashSet<u64> = pages.iter().copied().collect();
         self.regions().any(|region| region.pages.iter().any(|page| pages.contains(page)))
     }
 

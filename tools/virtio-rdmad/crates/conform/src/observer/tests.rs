@@ -188,6 +188,29 @@ fn regions_of_rings_and_memory() {
 }
 
 #[test]
+fn memory_of_mrs_goes() {
+    let less = GuestMemory::anonymous(&[(0, REGION)]).unwrap();
+    let mut keeps = Stand::new(RINGS);
+    keeps.start_all();
+    registers(&mut keeps, &nothing);
+    keeps.observer.set_memory(&keeps.memory);
+    assert_eq!(keeps.observer.report().mark("V-MR-08"), Mark::Pass);
+    keeps.observer.set_memory(&less);
+    // V-MR-08 is a SHOULD.
+    let report = keeps.observer.report();
+    assert_eq!((report.with(Mark::Fail), report.mark("V-MR-08")), (vec![], Mark::NotJudged));
+    assert!(report.missed("V-MR-08").unwrap().got.contains("of MR 0"));
+
+    let mut ends = Stand::new(RINGS);
+    ends.start_all();
+    registers(&mut ends, &nothing);
+    let dereg = virtio_rdma_cmd_dereg_mr { mrn: 0 };
+    ends.command(VIRTIO_RDMA_CMD_DEREG_MR, &dereg, &[0], nothing);
+    ends.observer.set_memory(&less);
+    assert_eq!(ends.observer.report().missed("V-MR-08"), None);
+}
+
+#[test]
 fn drivers_with_virtqueues_for_work() {
     let destroy = virtio_rdma_cmd_destroy_cq { cqn: 1 };
     let end = |stand: &mut Stand, meanwhile: &dyn Fn(&GuestMemory)| {
