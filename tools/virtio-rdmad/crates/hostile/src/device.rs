@@ -564,7 +564,7 @@ impl Hostile {
             for (offset, bytes) in &rule.write {
                 memory.write(buffer.addr + offset, bytes)?;
             }
-            let mut content = vec![0; buffer.len as usize];
+            let mut content = vec![0; (buffer.len as usize).min(LONGEST)];
             memory.read(buffer.addr, &mut content)?;
             place.forgeries.extend(rule.then.iter().cloned().map(|mut forgery| {
                 if forgery.bytes.is_empty() {

@@ -470,7 +470,7 @@ impl Rings {
             Object::Srq => self.srqs.values().copied().collect(),
         };
         for head in heads {
-            if let Err(error) = memory.write(head + offset % PAGE, bytes) {
+            if let Err(error) = memory.write(head.wrapping_add(offset % PAGE), bytes) {
                 tracing::warn!(%error, "writing into a head");
             }
         }
@@ -494,4 +494,19 @@ fn refuse(reply: &mut [u8], status: u32) -> Option<usize> {
 /// Returns the structure at the beginning of these bytes.
 fn read<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest may change a page table after the engine has read it, so that the page that is noted is any one.
+    #[test]
+    fn a_head_may_be_said_to_be_anywhere() {
+        let memory = GuestMemory::anonymous(&[(0, PAGE)]).unwrap();
+        let mut rings = Rings::new(Limits::default(), true, 0);
+        rings.qps.extend([(1, u64::MAX - 8), (2, 0)]);
+        rings.poke(&memory, Object::Qp, 64, &[1]);
+        assert_eq!(memory.read_obj::<u8>(64), Ok(1));
+    }
 }
