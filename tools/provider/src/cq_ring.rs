@@ -289,12 +289,12 @@ mod tests {
     use crate::{
         barriers::executed::{self, Executed},
         model::{
-            device::{self, Completer},
+            device::{self, Completer, Memory},
             objects::Harness,
         },
         qp_table::QpTable,
     };
-    use core::sync::atomic::Ordering::Relaxed;
+    use core::{cell::RefCell, sync::atomic::Ordering::Relaxed};
     use std::thread;
 
     fn cqe(qp_num: u32, wqe_index: u32) -> virtio_rdma_ring_cqe {
@@ -426,6 +426,28 @@ mod tests {
         assert_eq!(device.consumer(), 7);
     }
 
+    /// A device that writes CQEs of an unknown QP as fast as they are dropped keeps a poll for one lap.
+    #[test]
+    fn dropped_cqes_take_the_time_of_one_lap() {
+        let mut ring = CqRing::new(4).unwrap();
+        let device = RefCell::new(Completer::new(&ring));
+        let consumer = Memory::at(ring.request().buf_addr);
+        let write = || {
+            let mut device = device.borrow_mut();
+            consumer
+                .word(offset_of!(virtio_rdma_cq_ring, consumer))
+                .store(device.producer, Relaxed);
+            assert!(device.complete(cqe(7, 0)) && device.producer <= 5);
+        };
+        write();
+        let drop_one = |_: &_| {
+            write();
+            false
+        };
+        assert_eq!(ring.poll(drop_one, &mut [MaybeUninit::uninit()]), 0);
+        assert_eq!(ring.consumer, 4);
+    }
+
     #[test]
     fn purge_keeps_the_others_in_order() {
         for pattern in 0..256u32 {
@@ -524,6 +546,16 @@ mod tests {
         assert_eq!((wc.sl, wc.vendor_err, wc.byte_len, ex), (3, 4, 5, 6));
         assert_eq!((wc.qp_num, wc.src_qp, wc.pkey_index), (7, 8, 9));
         assert_eq!(wc.wc_flags, IBV_WC_GRH | IBV_WC_WITH_INV);
+        for (flags, expected) in [
+            (VIRTIO_RDMA_WC_WITH_IMM, IBV_WC_WITH_IMM),
+            (VIRTIO_RDMA_WC_IP_CSUM_OK, IBV_WC_IP_CSUM_OK),
+            (
+                VIRTIO_RDMA_WC_IP_CSUM_OK | VIRTIO_RDMA_WC_WITH_INVALIDATE,
+                IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV,
+            ),
+        ] {
+            assert_eq!(wc_flags(flags), expected);
+        }
         for (number, opcode, expected) in [
             (0, 4, IBV_WC_SUCCESS),
             (12, 0, IBV_WC_RETRY_EXC_ERR),

@@ -275,6 +275,7 @@ impl<V: Extended> Ref<'_, Object<V>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::freed;
     use std::{
         mem::offset_of,
         slice,
@@ -344,7 +345,9 @@ mod tests {
             slice::from_raw_parts(blank.verbs().as_ptr().cast::<u8>(), size_of::<Tested>())
         };
         assert!(bytes.iter().all(|&byte| byte == 0));
+        let before = freed::count();
         drop(blank);
+        assert_eq!(freed::count() - before, 1);
         // An object that libibverbs allocated keeps its fields.
         // SAFETY: calloc() has no preconditions, and the memory has room.
         let memory = unsafe {

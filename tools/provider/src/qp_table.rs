@@ -427,6 +427,7 @@ mod tests {
         cq_ring::CqRing,
         model::{
             device::{self, Completer},
+            freed,
             objects::{self, Harness},
         },
     };
@@ -472,6 +473,15 @@ mod tests {
     }
 
     #[test]
+    fn a_table_frees_its_chunks() {
+        let mut harness = Harness::new(&[0, 1, 1024]);
+        harness.registrations.clear();
+        let before = freed::count();
+        drop(harness.table);
+        assert_eq!(freed::count() - before, 4, "two directories, and two chunks");
+    }
+
+    #[test]
     fn destroyed_qp_takes_its_completions_along() {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
@@ -479,6 +489,7 @@ mod tests {
         complete(&mut device, &harness, &[3, 4, 4, 3]);
         drop(harness.registrations.remove(1));
         assert!(harness.table.get(4).is_none());
+        assert_eq!(device.consumer(), 2, "the device may use the places of its CQEs");
         assert_eq!(poll(&harness), [3, 3]);
     }
 
@@ -492,6 +503,7 @@ mod tests {
         assert_eq!(harness.progress(3), (2, 0));
         complete(&mut device, &harness, &[3]);
         harness.registrations[0].reset();
+        assert_eq!(device.consumer(), 3);
         assert_eq!(poll(&harness), []);
         assert_eq!(harness.progress(3), (0, 0));
     }
@@ -523,6 +535,7 @@ mod tests {
         assert_eq!(poll(&harness), [3]);
         device.complete(receive(99, 5));
         drop(srq);
+        assert_eq!(device.consumer(), 7);
         assert_eq!(poll(&harness), []);
         assert_eq!(Registration::of_srq(&harness.table, 0, cq).err(), Some(Errno::EINVAL));
     }

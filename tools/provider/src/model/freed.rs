@@ -38,6 +38,11 @@ pub fn is_intact() -> bool {
     FREED.with_borrow(Freed::is_intact)
 }
 
+/// Returns how many objects this thread freed.
+pub fn count() -> usize {
+    FREED.with_borrow(|freed| freed.0.len())
+}
+
 impl Drop for Freed {
     fn drop(&mut self) {
         if !self.is_intact() {
