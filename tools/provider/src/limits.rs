@@ -290,6 +290,20 @@ mod tests {
         assert!(unknown.check_cq(u32::MAX).is_ok() && unknown.check_srq(u32::MAX, 1).is_ok());
     }
 
+    #[test]
+    fn types_of_qps() {
+        for (number, qp_type) in [
+            (IBV_QPT_RC, QpType::Rc),
+            (IBV_QPT_UC, QpType::Uc),
+            (IBV_QPT_UD, QpType::Ud),
+            (IBV_QPT_XRC_SEND, QpType::XrcInitiator),
+            (IBV_QPT_XRC_RECV, QpType::XrcTarget),
+            (IBV_QPT_RAW_PACKET, QpType::Unknown),
+        ] {
+            assert!(QpType::from(number) == qp_type, "{number}");
+        }
+    }
+
     /// Each opcode that a program may post by calls has a flag of its own.
     #[test]
     fn send_ops_flags() {

@@ -117,9 +117,11 @@ mod tests {
         let (context, mw) = (objects::context(), Owned::<ibv_mw>::zeroed().unwrap());
         mw.as_ref().set_rkey(0x5ff);
         objects::mw_of(&mw, &context);
-        let mut bind = ibv_mw_bind { wr_id: 7, ..Default::default() };
+        let send_flags = IBV_SEND_SIGNALED;
+        let mut bind = ibv_mw_bind { wr_id: 7, send_flags, ..Default::default() };
         let request = bind_request(mw.as_ref(), &bind).unwrap();
         assert_eq!((request.wr_id, request.opcode, request.num_sge), (7, IBV_WR_BIND_MW, 0));
+        assert_eq!(request.send_flags, send_flags);
         bind.bind_info.mw_access_flags = IBV_ACCESS_ZERO_BASED;
         assert_eq!(bind_request(mw.as_ref(), &bind).err(), Some(Errno::EINVAL));
     }

@@ -380,6 +380,9 @@ pub(crate) mod tests {
             Cause::errno,
         );
         assert_eq!((resized, told), (Ok(()), Some(8)));
+        // A request that is refused tells the device of nothing.
+        let mut sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 2];
+        assert_eq!(post(&srq, 4, &mut sges), (Some(Errno::EINVAL), false));
         assert_eq!(post(&srq, 4, &mut []), (None, true));
         for wr_id in 5..9 {
             assert_eq!(post(&srq, wr_id, &mut []), (None, false));

@@ -467,6 +467,7 @@ mod tests {
         ring::{Ring, RingRegion},
         wr::tests::list,
     };
+    use core::mem::offset_of;
 
     const LIMITS: Limits = Limits {
         qp_type: QpType::Rc,
@@ -693,6 +694,14 @@ mod tests {
         assert_eq!(entry.read::<[u8; 16]>(40), [5; 16]);
         assert_eq!(entry.read::<[u8; 6]>(59), [1, 2, 3, 4, 5, 6]);
         assert_eq!((entry.read::<u64>(80), entry.read::<u32>(88)), (16, 8));
+        let data = [7u8; 5];
+        let addr = data.as_ptr().expose_provenance() as u64;
+        let mut inline = ibv_sge { addr, length: 5, lkey: 0 };
+        wr.sg_list = &raw mut inline;
+        wr.send_flags = IBV_SEND_INLINE;
+        let entry = Entry::send(&limits, &mut wr).unwrap();
+        assert_eq!(entry.read::<u16>(offset_of!(virtio_rdma_ring_ud_wqe, inline_len)), 5);
+        assert_eq!(entry.bytes(80, 5), data);
     }
 
     #[test]

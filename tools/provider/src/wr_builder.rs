@@ -195,7 +195,8 @@ mod tests {
             objects,
             send_queue::{DEPTH, SendQueue},
         },
-        wr::Rdma,
+        post,
+        wr::{Rdma, tests::list},
     };
 
     impl SendQueue {
@@ -324,6 +325,14 @@ mod tests {
         (0..DEPTH.into()).for_each(|id| builder.begin(wr(10 + id, IBV_WR_SEND)));
         assert_eq!((builder.complete(), queue.told()), (Ok(()), DEPTH));
         assert_eq!((queue.read::<u64>(0, 0), queue.read::<u64>(3, 0)), (10, 13));
+        // Nor does ibv_post_send(3) post what was forgotten.
+        let queue = SendQueue::new(IBV_QPT_RC);
+        let mut builder = queue.start();
+        builder.begin(wr(20, IBV_WR_SEND));
+        builder.begin(wr(21, IBV_WR_SEND));
+        builder.abort();
+        assert!(post::send(queue.qp.as_ref(), list(&mut wr(22, IBV_WR_SEND))).is_ok());
+        assert_eq!((queue.told(), queue.read::<u64>(0, 0)), (1, 22));
     }
 
     #[test]

@@ -216,6 +216,7 @@ mod tests {
             let (commands, error) = run(count, NONE, NONE);
             assert_eq!(error, None);
             assert!(commands.iter().all(|command| (1..=BATCH).contains(&command.len())));
+            assert_eq!(commands.len(), count.div_ceil(BATCH));
             assert_eq!(commands.concat(), (0..count).collect::<Vec<_>>());
         }
     }

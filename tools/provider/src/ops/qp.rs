@@ -144,7 +144,8 @@ pub(super) unsafe extern "C" fn post_recv_kernel(
 
 #[cfg(test)]
 mod tests {
-    use crate::ops::testbed::*;
+    use crate::{model::opened::description, ops::testbed::*};
+    use std::vec;
 
     /// Attributes that no QP has, or that are missing, end in an error, and no command is sent.
     #[test]
@@ -207,6 +208,80 @@ mod tests {
             Some(Errno::EINVAL)
         );
         assert_eq!(p.kernel.names(), []);
+    }
+
+    /// A field counts only if the mask names it.
+    #[test]
+    fn attributes_that_the_mask_does_not_name() {
+        let p = Program::new();
+        let mut attr =
+            ibv_qp_init_attr_ex { create_flags: IBV_QP_CREATE_SOURCE_QPN, ..p.init_ex() };
+        p.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, NUMBER + 1);
+        let qp = call!(COMMON.create_qp_ex(p.context, &mut attr));
+        assert_eq!((qp.is_null(), p.kernel.names()), (false, vec![NEW_QP]));
+        assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
+    }
+
+    /// A QP with an SRQ may be asked for receives that the device does not have: it has no receive queue.
+    #[test]
+    fn a_qp_with_an_srq() {
+        let p = Program::of(virtio_rdma_uresp_alloc_ucontext {
+            max_recv_sge: 1,
+            ..description(VIRTIO_RDMA_UDATA_PATH_RINGS)
+        });
+        let cap = ibv_qp_cap { max_recv_sge: 2, ..p.init().cap };
+        let mut attr = ibv_qp_init_attr { srq: p.srq, sq_sig_all: 1, cap, ..p.init() };
+        p.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, NUMBER + 1);
+        let qp = call!(COMMON.create_qp(p.pd, &mut attr));
+        assert!(!qp.is_null());
+        let command = p.kernel.one();
+        // SAFETY: the SRQ is live.
+        let srq = unsafe { (*p.srq).handle };
+        assert_eq!(command.handle(UVERBS_ATTR_CREATE_QP_SRQ_HANDLE), srq.into());
+        let flags = command.input::<u32>(UVERBS_ATTR_CREATE_QP_FLAGS);
+        assert_eq!(flags, IB_UVERBS_QP_CREATE_SQ_SIG_ALL);
+        // The QP does not know which receives of the SRQ are its own.
+        let mut device = p.completer();
+        for (qp_num, polled) in [(NUMBER, 0), (NUMBER + 1, 1)] {
+            let opcode = VIRTIO_RDMA_WC_RECV as u8;
+            device.complete(virtio_rdma_ring_cqe { qp_num, opcode, ..Default::default() });
+            assert_eq!(p.poll(), polled);
+        }
+        attr.srq = ptr::null_mut();
+        let refused = call!(COMMON.create_qp(p.pd, &mut attr));
+        assert_eq!(refusal(refused), Some(Errno::EINVAL));
+        assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
+    }
+
+    /// A QP says the capabilities that it got when it was created, whatever the kernel answers.
+    #[test]
+    fn capabilities_of_a_qp() {
+        let p = Program::new();
+        let cap = ibv_qp_cap {
+            max_send_wr: 5,
+            max_recv_wr: 9,
+            max_send_sge: 2,
+            max_recv_sge: 3,
+            max_inline_data: 100,
+        };
+        p.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, NUMBER + 1);
+        let mut init = ibv_qp_init_attr { cap, ..p.init() };
+        let qp = call!(COMMON.create_qp(p.pd, &mut init));
+        let told = p.kernel.one().input::<[u32; 5]>(UVERBS_ATTR_CREATE_QP_CAP);
+        assert_eq!(told, [8, 16, 2, 3, 100]);
+        let (mut attr, mut queried) = Default::default();
+        assert_eq!(call!(COMMON.query_qp(qp, &mut attr, 1, &mut queried)), 0);
+        for cap in [init.cap, attr.cap, queried.cap] {
+            let got = [
+                cap.max_send_wr,
+                cap.max_recv_wr,
+                cap.max_send_sge,
+                cap.max_recv_sge,
+                cap.max_inline_data,
+            ];
+            assert_eq!(got, told);
+        }
+        assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
     }
 
     /// A QP that comes to RESET has empty queues. It keeps its work requests if the kernel refuses.

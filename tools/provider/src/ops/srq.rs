@@ -99,6 +99,13 @@ mod tests {
                 ibv_srq_init_attr_ex { comp_mask: good.comp_mask & !IBV_SRQ_INIT_ATTR_CQ, ..good },
                 Errno::EINVAL,
             ),
+            (
+                ibv_srq_init_attr_ex {
+                    comp_mask: good.comp_mask & !IBV_SRQ_INIT_ATTR_TYPE,
+                    ..good
+                },
+                Errno::EOPNOTSUPP,
+            ),
         ] {
             assert_eq!(srq(attr), Some(errno));
         }
@@ -119,6 +126,13 @@ mod tests {
         assert_eq!((call!(RINGS.get_srq_num(srq, &mut number)), number), (0, 9));
         // SAFETY: the SRQ is live.
         assert_eq!(unsafe { (*srq).pd }, p.pd);
+        // Its receives are known by its number, whatever QP took them.
+        let mut device = p.completer();
+        for srqn in [9, 10] {
+            let opcode = VIRTIO_RDMA_WC_RECV as u8;
+            device.complete(virtio_rdma_ring_cqe { srqn, opcode, ..Default::default() });
+        }
+        assert_eq!(p.poll(), 1);
         assert_eq!(call!(RINGS.destroy_srq(srq)), 0);
         p.kernel.take();
         for number in [0, 1 << 24] {

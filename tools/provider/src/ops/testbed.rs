@@ -2,7 +2,6 @@
 //! A program with an object of each kind, for the tests of entry points.
 
 pub use super::{COMMON, KERNEL, RINGS};
-use crate::srq::Srq;
 pub use crate::{
     bindings::*,
     errno::Errno,
@@ -17,6 +16,7 @@ pub use crate::{
     object::Ref,
     qp::Qp,
 };
+use crate::{cq::Cq, model::device::Completer, srq::Srq};
 use core::sync::atomic::Ordering::SeqCst;
 pub use core::{
     ffi::{c_int, c_void},
@@ -76,8 +76,13 @@ impl Program {
 
     /// Returns a program whose objects have rings, on this data path.
     pub fn on(data_path: u32) -> Self {
+        Self::of(description(data_path))
+    }
+
+    /// Returns a program whose objects have rings, on a device that the driver describes so.
+    pub fn of(description: virtio_rdma_uresp_alloc_ucontext) -> Self {
         let kernel = Kernel::new();
-        let opened = Opened::new(&kernel, description(data_path));
+        let opened = Opened::new(&kernel, description);
         let context = opened.verbs();
         let pd = call!(COMMON.alloc_pd(context));
         let cq = call!(COMMON.create_cq(context, 4, ptr::null_mut(), 0));
@@ -158,6 +163,19 @@ impl Program {
     pub fn rings(&self) -> (Memory, virtio_rdma_ureq_create_qp) {
         let request = self.qp().private().request();
         (Memory::at(request.buf_addr), request)
+    }
+
+    /// Returns the device's side of the CQ.
+    pub fn completer(&self) -> Completer {
+        // SAFETY: the CQ is live.
+        let cq: Ref<'_, Cq> = unsafe { Ref::new(self.cq.cast()) };
+        Completer::new(cq.private().state().lock().ring().unwrap())
+    }
+
+    /// Returns how many completions the CQ has; at most 4.
+    pub fn poll(&self) -> c_int {
+        let mut entries = [ibv_wc::default(); 4];
+        call!(RINGS.poll_cq(self.cq, 4, entries.as_mut_ptr()))
     }
 
     /// Returns what the device sees of the ring of the SRQ.
