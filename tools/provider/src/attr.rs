@@ -110,15 +110,18 @@ mod tests {
     /// The version is three numbers, or no text if the device does not tell.
     #[test]
     fn version_of_the_firmware() {
-        let text = |version| {
+        let text_in = |version, size| {
             let mut attr = ibv_device_attr_ex::default();
-            let size = size_of_val(&attr);
-            // SAFETY: the attributes are as long.
+            // SAFETY: the attributes are at least as long.
             unsafe { DeviceAttr::new(&mut attr, size) }.set_firmware(version);
             // SAFETY: the text ends within the field.
             unsafe { CStr::from_ptr(attr.orig_attr.fw_ver.as_ptr()) }.to_owned()
         };
+        let text = |version| text_in(version, size_of::<ibv_device_attr_ex>());
         assert_eq!(text(0).as_c_str(), c"");
+        for (size, text) in [(0, c""), (63, c""), (64, c"0.0.1")] {
+            assert_eq!(text_in(1, size).as_c_str(), text);
+        }
         assert_eq!(text(1 << 32 | 2 << 16 | 3).as_c_str(), c"1.2.3");
         assert_eq!(text(u64::MAX).as_c_str(), c"4294967295.65535.65535");
     }

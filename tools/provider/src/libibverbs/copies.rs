@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(number(b"IBVERBS_1.14", b"IBVERBS_1."), Some(14));
         assert_eq!(number(b"IBVERBS_PRIVATE_34", b"IBVERBS_PRIVATE_"), Some(34));
         for name in
-            [b"IBVERBS_1.".as_slice(), b"IBVERBS_1.1a", b"IBVERBS_1.-1", b"IBVERBS_2.1", b""]
+            [b"IBVERBS_1.".as_slice(), b"IBVERBS_1.1:", b"IBVERBS_1.-1", b"IBVERBS_2.1", b""]
         {
             assert_eq!(number(name, b"IBVERBS_1."), None);
         }

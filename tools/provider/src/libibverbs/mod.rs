@@ -453,6 +453,47 @@ mod tests {
         Box::leak(Box::new(Library { layout, ..Library::new(&copy).unwrap() }))
     }
 
+    /// Stands for `ibv_qp_to_qp_ex` of a release that has `LACKS` functions fewer than the newest one.
+    unsafe extern "C" fn to_qp_ex<const LACKS: usize>(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+        let at = offset_of!(verbs_qp, comp_mask) - LACKS * size_of::<usize>();
+        // SAFETY: the caller passes a whole `struct verbs_qp`.
+        let mask = unsafe { qp.byte_add(at).cast::<u32>().read() };
+        if mask & VERBS_QP_EX == 0 { ptr::null_mut() } else { qp.cast() }
+    }
+
+    #[test]
+    fn comp_mask_follows_the_functions_of_a_release() {
+        let newest = offset_of!(verbs_qp, comp_mask);
+        assert_eq!(comp_mask(to_qp_ex::<0>), Some(newest));
+        assert_eq!(comp_mask(to_qp_ex::<1>), Some(newest - 8));
+        assert_eq!(comp_mask(to_qp_ex::<2>), Some(newest - 16));
+        assert_eq!(comp_mask(to_qp_ex::<3>), None);
+    }
+
+    /// A context of a release without functions for opcodes has none of these opcodes.
+    #[test]
+    fn opcodes_without_a_function() {
+        let (flush, write) =
+            (offset_of!(ibv_qp_ex, wr_flush), offset_of!(ibv_qp_ex, wr_atomic_write));
+        // This loads the library.
+        let layout = opened::library().layout;
+        for (qp_comp_mask, opcodes) in [
+            (flush.min(write), [false, false]),
+            (flush.max(write), [flush < write, write < flush]),
+            (flush.max(write) + 8, [true, true]),
+        ] {
+            let kernel = Kernel::new();
+            let description = opened::description(VIRTIO_RDMA_UDATA_PATH_RINGS);
+            kernel.answer(UVERBS_ATTR_UHW_OUT, description);
+            let copy = copies::Copies::find().iter().next().unwrap();
+            let library = Library { layout, qp_comp_mask, ..Library::new(&copy).unwrap() };
+            let open = crate::driver::tests::alloc_context;
+            let opened = Opened::open_by(Box::leak(Box::new(library)), open).unwrap();
+            let has = |opcode| opened.context().whole().private().opcodes.has(opcode);
+            assert_eq!([IBV_WR_FLUSH, IBV_WR_ATOMIC_WRITE].map(has), opcodes);
+        }
+    }
+
     /// A context is refused if it is not as long as its release has it, or if the verbs are not where they were
     /// put. Nothing is left of it.
     #[test]
