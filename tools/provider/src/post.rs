@@ -179,11 +179,12 @@ mod tests {
         cq_ring::CqRing,
         doorbell::TRIES,
         model::{
-            device::Memory,
+            device::{Completer, Memory},
             kernel::Kernel,
             objects::{self, Harness, Shared},
         },
         object::Owned,
+        qp_table::Registration,
         srq,
         wr::tests::list,
     };
@@ -359,12 +360,14 @@ mod tests {
 
     #[test]
     fn the_next_post_rings() {
-        let testbed = Testbed::new();
-        testbed.sleep();
-        testbed.kernel.fail(TRIES, ENOMEM);
-        assert_eq!((testbed.send(), testbed.kernel.take_rung()), (Ok(()), 0));
-        assert_eq!((testbed.send(), testbed.kernel.take_rung()), (Ok(()), 1));
-        assert_eq!((testbed.send(), testbed.kernel.take_rung()), (Ok(()), 0));
+        for post in [Testbed::send, Testbed::recv] {
+            let testbed = Testbed::new();
+            testbed.sleep();
+            testbed.kernel.fail(TRIES, ENOMEM);
+            assert_eq!((post(&testbed), testbed.kernel.take_rung()), (Ok(()), 0));
+            assert_eq!((post(&testbed), testbed.kernel.take_rung()), (Ok(()), 1));
+            assert_eq!((post(&testbed), testbed.kernel.take_rung()), (Ok(()), 0));
+        }
     }
 
     /// A program that waits for a completion polls, or asks for an event before it sleeps.
@@ -405,6 +408,13 @@ mod tests {
         assert_eq!(testbed.poll(), Err(Errno::EACCES));
         testbed.kernel.fail(u32::MAX, EIO);
         assert_eq!(testbed.poll(), Err(Errno::EIO));
+        // A completion comes first.
+        let context = testbed.context.as_ref();
+        let (table, cq) = (context.private().qp_table.as_ref().unwrap(), testbed.cq());
+        let _qp = Registration::new(table, 6, cq.private().state(), cq.private().state()).unwrap();
+        let cqe = virtio_rdma_ring_cqe { qp_num: 6, ..Default::default() };
+        Completer::of(&testbed.harness.cq).complete_posted(table, cqe);
+        assert_eq!((testbed.poll(), testbed.poll()), (Ok(1), Err(Errno::EIO)));
         // The list forgets a doorbell if the kernel does not know its object any more.
         testbed.kernel.fail(1, EINVAL);
         assert_eq!((testbed.poll(), testbed.owes()), (Ok(0), false));
@@ -460,6 +470,12 @@ mod tests {
         assert_eq!((testbed.poll(), testbed.kernel.take_rung()), (Ok(0), 1));
         assert!(srq_recv(srq.as_ref(), list(&mut wr)).is_ok());
         assert_eq!(testbed.kernel.take_rung(), 1);
+        wake.word(128).store(1, SeqCst);
+        testbed.kernel.fail(u32::MAX, EACCES);
+        assert!(srq_recv(srq.as_ref(), list(&mut wr)).is_ok());
+        assert_eq!(testbed.poll(), Err(Errno::EACCES));
+        drop(srq);
+        assert_eq!(testbed.poll(), Ok(0));
     }
 
     /// Threads that post, poll and destroy while doorbells fail: each doorbell is rung in the end.
