@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 #
-# Which network interface the port is paired with: the one with the device's address, none on top of another, and the
-# same one as long as it exists.
+# The port is paired with a network interface that has the device's address and is not on top of another one, and keeps
+# it as long as it exists.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -17,7 +17,7 @@ HOME_NS=virtio-rdma-pair-home-$$
 MAC=$(cat "/sys/class/net/$OWN/address")
 ADDRESS=$(ip -4 -o addr show dev "$OWN" | awk '{ print $4; exit }')
 [ -n "$ADDRESS" ] || skip_all "$OWN has no IPv4 address"
-# An address that nobody has.
+# An address that no other interface has.
 OTHER=02:00:00:00:77:01
 
 paired() { find_device && [ "$NETDEV" = "${1:-}" ]; }
@@ -34,17 +34,17 @@ dummy() { ip link add "$1" address "$2" type dummy; }
 # set_mac NETDEV MAC
 set_mac() { ip link set "$1" down && ip link set "$1" address "$2" && ip link set "$1" up; }
 
-# An interface with another address is none, also if it is the only one.
+# The port is not paired with an interface that has another address, even if there is no other one.
 by_address()
 {
 	dummy stranger $OTHER && rebind && paired "$OWN" || return
 	set_mac "$OWN" 02:00:00:00:77:02 && rebind && paired || return
-	# One that comes later, by its birth or by its new address, is.
+	# An interface that gets the address later is paired then.
 	set_mac stranger "$MAC" && wait_for paired stranger && ip link del stranger && wait_for paired || return
 	set_mac "$OWN" "$MAC" && wait_for paired "$OWN" && up "$OWN" && usable
 }
 
-# Of two interfaces with the address, it takes one, and keeps it whatever the other one does.
+# If two interfaces have the address, the driver takes one of them, and keeps it whatever the other one does.
 keeps_its_own()
 {
 	dummy twin "$MAC" && ip link set twin up && paired "$OWN" && rebind || return
@@ -68,8 +68,8 @@ moved()
 	return $status
 }
 
-# not_on_top ARGUMENTS...: an interface of this kind, with the address, is no choice, not even where the driver finds it
-# first.
+# not_on_top ARGUMENTS...: the driver does not pair with an interface of this kind that has the address, even if it finds
+# it first.
 not_on_top()
 {
 	ip link add link "$OWN" name above address "$MAC" type "$@" && moved && rebind && wait_for paired "$OWN"
@@ -78,7 +78,7 @@ not_on_top()
 	up "$OWN" && usable && return $status
 }
 
-# test_on_top ARGUMENTS...: the same as a test, if the kernel has such interfaces.
+# test_on_top ARGUMENTS...: reports not_on_top, if the kernel has such interfaces.
 test_on_top()
 {
 	if ip link add link "$OWN" name above type "$@" 2>/tmp/pairing.$$ && ip link del above; then
