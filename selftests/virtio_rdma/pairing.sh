@@ -68,8 +68,8 @@ moved()
 	return $status
 }
 
-# not_on_top ARGUMENTS...: the driver does not pair with an interface of this kind that has the address, even if it finds
-# it first.
+# not_on_top ARGUMENTS...: the driver does not pair with an interface of this kind that has the address, even if it
+# finds it first.
 not_on_top()
 {
 	ip link add link "$OWN" name above address "$MAC" type "$@" && moved && rebind && wait_for paired "$OWN"
